@@ -1,0 +1,1 @@
+"""Readers: raw artifacts in, typed frames out. The only code that parses artifacts."""

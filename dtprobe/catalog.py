@@ -159,10 +159,12 @@ def _scenarios_of(folder: Path) -> list[Scenario]:
     checked = []
     for key in found:
         scenario = by_id[key]
-        if not scenario._judges:  # noqa: SLF001  a template that variants are made from
+        if not scenario._judges:
             continue
         if _plain(scenario.name) != _plain(folder.name):
-            raise UsageError(f"scenario.py names its scenario {scenario.name!r} in a folder called {folder.name!r}", "make them equal")
+            raise UsageError(
+                f"scenario.py names its scenario {scenario.name!r} in a folder called {folder.name!r}", "make them equal"
+            )
         if scenario.failure_mode not in failure_modes():
             raise UsageError(
                 f"{scenario.id}: failure mode {scenario.failure_mode!r} is not in the taxonomy",

@@ -1,0 +1,52 @@
+"""Entry point: the exit codes and the promise that no traceback reaches a user."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+INTERRUPTED = 130
+HARNESS_FAILED = 3
+
+
+def main() -> None:
+    """Run the command line and exit: 0 as expected, 1 not as expected or a fault found, 2 usage, 3 the harness failed, 130 interrupted."""
+    from dtprobe.cli import app
+    from dtprobe.errors import DtprobeError
+
+    try:
+        code = app(standalone_mode=False)
+    except DtprobeError as error:
+        code = _say(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        code = _say("interrupted: every process of the run was ended, its folder says interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more can be said to it
+        code = 0
+    except Exception as error:  # noqa: BLE001  the last seam: the details go to a file, one line to the user
+        code = _crashed(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(text: str, code: int) -> int:
+    sys.stderr.write(f"dtprobe: {text}\n")
+    return code
+
+
+def _crashed(error: Exception) -> int:
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a usage error of the option parser
+        return _say(f"{error.format_message()}; `dtprobe --help` shows the usage", error.exit_code)
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", prefix="dtprobe-crash-", suffix=".txt", delete=False, encoding="utf-8") as file:
+        traceback.print_exception(error, file=file)
+    one_line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return _say(
+        f"the harness itself failed: {one_line}; the details are in {Path(file.name)}, please report them", HARNESS_FAILED
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""One run of one arm: ranks started under their recorders, waited for until the deadline, ended for certain."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dtprobe.clock import Clock
+from dtprobe.confine import Confinement
+from dtprobe.launch import Job, JobSpec, Launcher, RankExit
+from dtprobe.probes import Recorded, Recorder, Where
+from dtprobe.scenario import Arm, Probe, Scenario
+
+
+@dataclass(frozen=True)
+class ArmPlan:
+    """A step of a run: which arm, which repeat, with heavy recorders (`traced`), or with none at all (`probed` false)."""
+
+    name: str
+    arm: Arm
+    repeat: int
+    traced: bool
+    probed: bool
+
+    @property
+    def arm_folder(self) -> str:
+        return self.name if self.probed else "bare"
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.repeat + 1}" + (", traced" if self.traced else "") + ("" if self.probed else ", no probes")
+
+
+@dataclass(frozen=True)
+class ArmRecord:
+    """What happened in one arm run."""
+
+    plan: ArmPlan
+    folder: Path
+    started_ns: int
+    ended_ns: int
+    exits: tuple[RankExit, ...]
+    recorded: Mapping[str, Recorded] = field(default_factory=dict)
+    suspected: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def timed_out(self) -> bool:
+        return any(one.timed_out for one in self.exits)
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "arm": self.plan.name,
+            "repeat": self.plan.repeat,
+            "traced": self.plan.traced,
+            "probed": self.plan.probed,
+            "folder": f"{self.plan.arm_folder}/{self.plan.repeat}",
+            "started_ns": self.started_ns,
+            "ended_ns": self.ended_ns,
+            "timed_out": self.timed_out,
+            "ranks": [
+                {
+                    "rank": one.rank,
+                    "pid": one.pid,
+                    "exit_code": one.exit_code,
+                    "signal": one.signal,
+                    "wall_s": one.wall_s,
+                    "cpu_s": one.cpu_s,
+                }
+                for one in self.exits
+            ],
+            "recorders": {
+                name: {
+                    "cpu_s": one.cpu_s,
+                    "stopped_s": one.stopped_s,
+                    "problems": list(one.problems),
+                    "files": [str(file.relative_to(self.folder)) for file in one.files if file.is_relative_to(self.folder)],
+                    "facts": dict(one.facts),
+                }
+                for name, one in self.recorded.items()
+            },
+            "suspected": [{"t_ns": t_ns, "reason": reason} for t_ns, reason in self.suspected],
+        }
+
+
+class _Suspicions:
+    """Tells every recorder of an arm run that a hang is suspected, off the caller's thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.recorders: dict[str, Recorder] = {}
+        self.told: list[tuple[int, str]] = []
+        self.problems: list[str] = []
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def suspect(self, reason: str) -> None:
+        with self._lock:
+            self.told.append((self._clock.now_ns(), reason))
+            thread = threading.Thread(target=self._tell, args=(reason,), name="dtprobe-suspect", daemon=True)
+            self._threads.append(thread)
+        thread.start()
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait for what recorders are still taking, so that ranks are not ended under their hands."""
+        deadline = self._clock.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - self._clock.monotonic()))
+
+    def _tell(self, reason: str) -> None:
+        for name, recorder in self.recorders.items():
+            try:
+                recorder.suspected(reason)
+            except Exception as error:  # noqa: BLE001  one recorder's fault is said, and must not silence the others
+                self.problems.append(f"{name}: {type(error).__name__}: {error}")
+
+
+def execute(
+    box: Confinement,
+    scenario: Scenario,
+    plan: ArmPlan,
+    *,
+    folder: Path,
+    probes: Sequence[Probe],
+    launcher: Launcher,
+    seed: int,
+    environ: Mapping[str, str],
+    clock: Clock,
+) -> ArmRecord:
+    """Run the arm once; returns when every process of it has ended.
+
+    Recorders start while the ranks are held before their program, and stop before what is left of the ranks is ended.
+    A recorder that fails is a problem in the record, never the end of the run.
+    """
+    folder.mkdir(parents=True)
+    suspicions = _Suspicions(clock)
+    job: Job | None = None
+
+    def processes() -> Sequence:
+        return job.processes() if job else ()
+
+    where = Where(
+        folder=folder, scratch=box.scratch, world_size=scenario.world_size, processes=processes, suspect=suspicions.suspect
+    )
+    recorders: dict[str, Recorder] = {probe.name: probe.recorder(where) for probe in probes}
+    suspicions.recorders = recorders
+    recorded: dict[str, Recorded] = {}
+    spec = JobSpec(
+        argv=command(scenario, plan.arm),
+        env={
+            **environ,
+            **plan.arm.env,
+            "DTPROBE_SEED": str(seed + plan.repeat),
+            "DTPROBE_ARM": plan.name,
+            "DTPROBE_SCRATCH": str(box.scratch),
+            "PYTHONPATH": _python_path(environ),
+        },
+        world_size=scenario.world_size,
+        folder=folder,
+        cwd=scenario.folder,
+        wrap=lambda rank, argv: _wrapped(recorders, rank, argv),
+        environ=lambda rank: _environ(recorders, rank),
+    )
+    started_ns = clock.now_ns()
+    failures: dict[str, str] = {}
+    try:
+        job = launcher.start(box, spec)
+        for name, recorder in recorders.items():
+            try:
+                recorder.start(job.processes())
+            except Exception as error:  # noqa: BLE001  said in the record
+                failures[name] = f"did not start: {type(error).__name__}: {error}"
+        job.release()
+        exits = job.wait(plan.arm.timeout_s or scenario.timeout_s)
+        suspicions.settle(timeout_s=10)
+    finally:
+        for name, recorder in reversed(recorders.items()):
+            recorded[name] = _stopped(recorder, failures.get(name))
+        if job is not None:
+            exits = job.end()
+    ended_ns = clock.now_ns()
+    for problem in suspicions.problems:
+        name, _, text = problem.partition(": ")
+        one = recorded[name]
+        recorded[name] = Recorded(
+            files=one.files, cpu_s=one.cpu_s, stopped_s=one.stopped_s, problems=(*one.problems, text), facts=one.facts
+        )
+    return ArmRecord(plan, folder, started_ns, ended_ns, tuple(exits), recorded, tuple(suspicions.told))
+
+
+def command(scenario: Scenario, arm: Arm) -> tuple[str, ...]:
+    """The argv of a rank: a Python program under this interpreter, anything else as it is."""
+    program = str(scenario.folder / arm.program)
+    return (sys.executable, program, *arm.args) if program.endswith(".py") else (program, *arm.args)
+
+
+def _python_path(environ: Mapping[str, str]) -> str:
+    root = str(Path(__file__).resolve().parent.parent)
+    old = environ.get("PYTHONPATH")
+    return f"{root}:{old}" if old else root
+
+
+def _wrapped(recorders: Mapping[str, Recorder], rank: int, argv: tuple[str, ...]) -> tuple[str, ...]:
+    for recorder in recorders.values():
+        argv = recorder.wrap(rank, argv)
+    return argv
+
+
+def _environ(recorders: Mapping[str, Recorder], rank: int) -> dict[str, str]:
+    """All recorders' variables; PYTHONPATH entries are joined, since more than one recorder may bring a hook."""
+    found: dict[str, str] = {}
+    for recorder in recorders.values():
+        for name, value in recorder.environ(rank).items():
+            joined = [*found[name].split(":"), *value.split(":")] if name == "PYTHONPATH" and name in found else [value]
+            found[name] = ":".join(dict.fromkeys(joined))
+    return found
+
+
+def _stopped(recorder: Recorder, failure: str | None) -> Recorded:
+    try:
+        one = recorder.stop()
+    except Exception as error:  # noqa: BLE001  said in the record
+        one = Recorded(problems=(f"did not stop: {type(error).__name__}: {error}",))
+    if failure is None:
+        return one
+    return Recorded(
+        files=one.files, cpu_s=one.cpu_s, stopped_s=one.stopped_s, problems=(failure, *one.problems), facts=one.facts
+    )

@@ -1,0 +1,201 @@
+"""The verbs: parse, call, print. No logic."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dtprobe import __version__, catalog
+
+app = typer.Typer(
+    name="dtprobe",
+    help="Reproduce, explain and cure failures of distributed PyTorch jobs.\n\n"
+    "Start with `dtprobe list`, then `dtprobe run gloo-thread-leak`. Every run leaves a folder with the raw evidence, "
+    "typed tables, a verdict with its numbers, and a report.",
+    epilog="Exit codes: 0 as expected, 1 not as expected or a fault found, 2 wrong usage, 3 the harness itself failed, 130 interrupted.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Out = Annotated[Path, typer.Option("--out", help="Folder for run folders and the history.", show_default=True)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output; progress goes to standard error.")]
+Paths = Annotated[
+    list[Path] | None, typer.Option("--path", help="A folder with scenarios/ or injectors/ of your own; may be repeated.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit()
+
+
+@app.command("list")
+def list_(as_json: Json = False, path: Paths = None) -> None:
+    """Scenarios and variants, and whether this machine can run each.
+
+    Example: `dtprobe list --json | jq '.[] | select(.runnable)'`
+    """
+    from dtprobe.doctor import Doctor
+
+    found = catalog.load(path or ())
+    doctor = Doctor()
+    rows = []
+    for scenario in found.scenarios:
+        unmet = doctor.unmet(scenario.needs)
+        rows.append(
+            {
+                "name": scenario.name,
+                "variant": scenario.variant or None,
+                "failure_mode": scenario.failure_mode,
+                "layer": scenario.layer,
+                "needs": list(scenario.needs),
+                "runnable": not unmet,
+                "reason": "; ".join(f"{need}: {reason}" for need, reason in unmet.items()) or None,
+                "title": scenario.title,
+            }
+        )
+    for entry in found.broken:
+        sys.stderr.write(f"dtprobe: {entry.folder} is broken: {entry.error}\n")
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    _table(("scenario", "layer", "what it shows", "runs here"), [_list_row(row) for row in rows])
+
+
+@app.command()
+def run(
+    name: Annotated[str, typer.Argument(help="A scenario, or `scenario:variant`.")],
+    out: Out = Path("runs"),
+    as_json: Json = False,
+    arm: Annotated[
+        list[str] | None, typer.Option("--arm", help="Run only this arm; may be repeated. The verdict is then inconclusive.")
+    ] = None,
+    repeats: Annotated[int | None, typer.Option("--repeats", help="Repeats of each arm (default: the scenario's own).")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the workload and of every injection.")] = 0,
+    world_size: Annotated[int | None, typer.Option("--world-size", help="Ranks (default: the scenario's own).")] = None,
+    path: Paths = None,
+) -> None:
+    """Run a documented failure in three arms (control, fault, mitigated) and judge it by what was measured.
+
+    Example: `dtprobe run filestore-race:stale --repeats 5 --seed 7`
+    """
+    from rich.console import Console
+
+    from dtprobe import runner
+    from dtprobe.report import terminal
+
+    scenario = catalog.load(path or ()).find(name)
+    others = [one.id for one in catalog.load(path or ()).scenarios if one.name == scenario.name and one.id != scenario.id]
+    err = Console(stderr=True)
+    if scenario.variant and ":" not in name:
+        err.print(f"{scenario.name} has variants; this is {scenario.id}, the others: {', '.join(others)}", highlight=False)
+    result = runner.run(
+        scenario,
+        out=out,
+        repeats=repeats,
+        seed=seed,
+        arms=arm,
+        world_size=world_size,
+        progress=terminal.Steps(err),
+        argv=_argv(),
+    )
+    if as_json:
+        print(json.dumps(result.json, indent=2))
+    else:
+        terminal.render_verdict(result.folder, Console())
+    raise typer.Exit(0 if result.as_expected else 1)
+
+
+@app.command()
+def show(
+    run_id: Annotated[
+        str, typer.Argument(metavar="[RUN|latest]", help="A run folder, an id or its beginning, or `latest`.")
+    ] = "latest",
+    out: Out = Path("runs"),
+    as_json: Json = False,
+    report: Annotated[bool, typer.Option("--report", help="Write report.html and report.md of the run again.")] = False,
+) -> None:
+    """A finished run once more: the three arms, the verdict, why, and where its report lies.
+
+    Example: `dtprobe show latest --json`
+    """
+    from rich.console import Console
+
+    from dtprobe import store
+    from dtprobe.report import terminal, write
+
+    folder = store.find_run(out, run_id)
+    if report:
+        write(folder)
+    if as_json:
+        print(json.dumps(store.read_json(folder / "verdict.json"), indent=2))
+        return
+    terminal.render_verdict(folder, Console())
+
+
+@app.command()
+def doctor(
+    as_json: Json = False,
+    leftovers: Annotated[bool, typer.Option("--leftovers", help="Look for what a crashed run left on this machine.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="With --leftovers: end and remove what was found.")] = False,
+    path: Paths = None,
+) -> None:
+    """What this machine can run, scenario by scenario, with reasons and remedies.
+
+    `dtprobe doctor --leftovers --clean` removes processes, mounts, namespaces, cgroups and temporary folders of dead runs.
+    """
+    from rich.console import Console
+
+    from dtprobe import doctor as machine_doctor
+    from dtprobe.report import terminal
+
+    if leftovers or clean:
+        raise typer.Exit(_leftovers(clean, as_json))
+    found = machine_doctor.report(catalog.load(path or ()).scenarios)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        terminal.render_doctor(found, Console())
+
+
+def _leftovers(clean: bool, as_json: bool) -> int:
+    from dtprobe import leftovers as left
+
+    found = left.clean() if clean else left.find()
+    if as_json:
+        print(json.dumps([one.as_json() for one in found], indent=2))
+    elif not found:
+        print("nothing was left behind")
+    else:
+        for one in found:
+            print(one)
+    return 1 if found and not (clean and all(one.cleaned for one in found)) else 0
+
+
+def _argv() -> list[str]:
+    return ["dtprobe", *sys.argv[1:]]
+
+
+def _list_row(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    name = f"{row['name']}:{row['variant']}" if row["variant"] else row["name"]
+    return name, row["layer"], row["title"], "yes" if row["runnable"] else f"no: {row['reason']}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*header, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table, highlight=False)

@@ -1,0 +1,219 @@
+"""Arms x repeats -> evidence -> verdict -> run folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from dtprobe import armrun, judging, launch, machine
+from dtprobe.armrun import ArmPlan, ArmRecord
+from dtprobe.clock import Clock, SystemClock
+from dtprobe.confine import Confinement
+from dtprobe.doctor import Doctor
+from dtprobe.errors import Unavailable, UsageError
+from dtprobe.judging import RunResult
+from dtprobe.probes.flight_recorder import FlightRecorder
+from dtprobe.probes.logs import Logs
+from dtprobe.probes.proc import Proc
+from dtprobe.probes.pyspy import PySpy
+from dtprobe.scenario import ARMS, Probe, Scenario
+from dtprobe.store import RunFolder
+
+COST_PAIRS = 2
+"""Bare runs of the control arm, each beside a probed one, from which the recorders' cost is estimated."""
+
+BARE = "bare"
+
+
+class Progress(Protocol):
+    """Where a long run says how far it is."""
+
+    def begin(self, title: str, steps: int) -> None: ...
+
+    def step(self, what: str) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Silent:
+    """Progress that nobody watches."""
+
+    def begin(self, title: str, steps: int) -> None:
+        pass
+
+    def step(self, what: str) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+def run(
+    scenario: Scenario,
+    *,
+    out: Path,
+    repeats: int | None = None,
+    seed: int = 0,
+    arms: Sequence[str] | None = None,
+    world_size: int | None = None,
+    progress: Progress | None = None,
+    environ: Mapping[str, str] = os.environ,
+    clock: Clock | None = None,
+    argv: Sequence[str] = (),
+) -> RunResult:
+    """Run a scenario's arms in turn, record them, judge them, and leave a run folder under `out` with its report.
+
+    `arms` restricts what runs (the verdict is then `inconclusive`, since the rule of three arms cannot be met). A scenario
+    whose needs are not met is not run: its verdict is `unsupported` with the reason.
+    Raises UsageError for arguments that cannot be, DtprobeError when the harness itself fails; KeyboardInterrupt passes
+    through after everything has been ended and the folder marked as interrupted.
+    """
+    clock = clock or SystemClock()
+    scenario = _adjusted(scenario, arms, repeats, world_size)
+    chosen = tuple(arm for arm in scenario.arms if not arms or arm in arms)
+    run_folder = RunFolder.create(out, scenario, now_ns=clock.now_ns())
+    doctor = Doctor(environ=environ)
+    unmet = _unmet(scenario, doctor)
+    probes = probes_of(scenario)
+    unavailable = {probe.name: reason for probe in probes if (reason := probe.probe())}
+    usable = [probe for probe in probes if probe.name not in unavailable]
+    plan = schedule(scenario, chosen, any(probe.heavy for probe in usable))
+    run_folder.update(
+        seed=seed,
+        argv=list(argv) or sys.argv,
+        repeats=scenario.repeats,
+        world_size=scenario.world_size,
+        machine=machine.facts(),
+        versions=machine.versions(),
+        git=machine.git(),
+        scenario_text={
+            name: getattr(scenario, name) for name in ("title", "claim", "source", "layer", "certifies_not", "no_cure_because")
+        },
+        arms={
+            name: {
+                "program": arm.program,
+                "args": list(arm.args),
+                "env": dict(arm.env),
+                "timeout_s": arm.timeout_s or scenario.timeout_s,
+            }
+            for name, arm in scenario.arms.items()
+        },
+        probes=[{"name": probe.name, "heavy": probe.heavy, "config": repr(probe)} for probe in probes],
+        unavailable={name: {"reason": reason.reason, "remedy": reason.remedy} for name, reason in unavailable.items()},
+    )
+    if unmet:
+        verdict = judging.unsupported(unmet)
+        return judging.conclude(run_folder, scenario, verdict, overhead={}, seed=seed, clock=clock)
+    progress = progress or Silent()
+    records: list[ArmRecord] = []
+    try:
+        with _interruptible(), Confinement.open(run_folder.id) as box:
+            progress.begin(scenario.id, len(plan) + 1)
+            for step in plan:
+                progress.step(step.label)
+                records.append(
+                    armrun.execute(
+                        box,
+                        scenario,
+                        step,
+                        folder=run_folder.path / step.arm_folder / str(step.repeat),
+                        probes=[probe for probe in usable if step.probed and (step.traced or not probe.heavy)],
+                        launcher=launch.named(scenario.launch),
+                        seed=seed,
+                        environ=environ,
+                        clock=clock,
+                    )
+                )
+                run_folder.update(arm_runs=[record.as_json() for record in records])
+        progress.step("evidence, verdict, report")
+        evidence = judging.gather(run_folder.path, scenario, records, unavailable, seed)
+        run_folder.write_frames(evidence.frames)
+        verdict = judging.verdict_of(scenario, evidence, chosen)
+        overhead = judging.overhead(records, evidence)
+        return judging.conclude(run_folder, scenario, verdict, overhead=overhead, seed=seed, clock=clock)
+    except KeyboardInterrupt:
+        run_folder.update(state="interrupted", ended_ns=clock.now_ns())
+        raise
+    finally:
+        progress.end()
+
+
+def probes_of(scenario: Scenario) -> tuple[Probe, ...]:
+    """The recorders of a run: the default ones, each replaced by the scenario's own of that name, and the scenario's others."""
+    defaults: tuple[Probe, ...] = (Logs(), Proc(), FlightRecorder(), PySpy())
+    own = {probe.name: probe for probe in scenario.probes}
+    kept = [probe for probe in defaults if probe.name not in own]
+    return (*kept, *own.values())
+
+
+def schedule(scenario: Scenario, arms: Sequence[str], heavy: bool) -> list[ArmPlan]:
+    """What runs, in order: repeats outermost, so that slow drift of the machine touches all arms alike.
+
+    The last repeat is the traced one when a heavy recorder is there. Bare control runs stand right beside probed ones,
+    before and after in turn.
+    """
+    plan: list[ArmPlan] = []
+    for repeat in range(scenario.repeats):
+        traced = heavy and repeat == scenario.repeats - 1
+        probed = [ArmPlan(arm, scenario.arms[arm], repeat, traced=traced, probed=True) for arm in ARMS if arm in arms]
+        if "control" in arms and repeat < COST_PAIRS and not traced:
+            bare = ArmPlan("control", scenario.control, repeat, traced=False, probed=False)
+            probed.insert(1 if repeat % 2 else 0, bare)
+        plan.extend(probed)
+    return plan
+
+
+def world_size_limit(cores: int, available_bytes: int) -> int:
+    """The most ranks this machine is asked to hold: 16 a core, and half a gigabyte of free memory for each.
+
+    A rank that imports torch takes about 250 MB of its own (measured: `ps` of an idle gloo rank, torch 2.13 CPU).
+    """
+    return max(2, min(16 * cores, available_bytes // (512 << 20)))
+
+
+def _adjusted(scenario: Scenario, arms: Sequence[str] | None, repeats: int | None, world_size: int | None) -> Scenario:
+    for arm in arms or ():
+        if arm not in scenario.arms:
+            raise UsageError(f"scenario {scenario.id} has no arm {arm!r}", f"its arms are {', '.join(scenario.arms)}")
+    if repeats is not None and not 1 <= repeats <= 1000:
+        raise UsageError(f"--repeats {repeats} is out of range", "use 1 to 1000")
+    size = scenario.world_size if world_size is None else world_size
+    import psutil
+
+    limit = world_size_limit(os.cpu_count() or 1, psutil.virtual_memory().available)
+    if not 1 <= size <= limit:
+        raise UsageError(
+            f"world size {size} is out of range for {scenario.id}",
+            f"this machine ({os.cpu_count()} cores, {psutil.virtual_memory().available >> 30} GiB free) holds 1 to {limit}",
+        )
+    return replace(scenario, repeats=repeats or scenario.repeats, world_size=size)
+
+
+def _unmet(scenario: Scenario, doctor: Doctor) -> dict[str, Unavailable]:
+    return {need: reason for need in scenario.needs if (reason := doctor.capability(need))}
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a run as Ctrl-C does; only possible (and only wanted) in the main thread."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt(signal.Signals(signum).name)
+
+    previous = {}
+    try:
+        for signum in (signal.SIGTERM, signal.SIGHUP):
+            previous[signum] = signal.signal(signum, interrupt)
+    except ValueError:  # not the main thread: the caller's signals stay the caller's
+        previous = {}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)

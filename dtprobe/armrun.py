@@ -10,9 +10,16 @@ from pathlib import Path
 
 from dtprobe.clock import Clock
 from dtprobe.confine import Confinement
+from dtprobe.errors import UsageError
+from dtprobe.inject import Firing, Injection, Site, firing_json
+from dtprobe.inject.spec import Fault
 from dtprobe.launch import Job, JobSpec, Launcher, RankExit
 from dtprobe.probes import Recorded, Recorder, Where
 from dtprobe.scenario import Arm, Probe, Scenario
+
+
+JOINED = ("PYTHONPATH", "LD_PRELOAD", "DTPROBE_HOOKS")
+"""Variables that are lists of paths: what several parties bring is joined."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,7 @@ class ArmPlan:
     repeat: int
     traced: bool
     probed: bool
+    faults: tuple[Fault, ...] = ()
 
     @property
     def arm_folder(self) -> str:
@@ -45,6 +53,8 @@ class ArmRecord:
     exits: tuple[RankExit, ...]
     recorded: Mapping[str, Recorded] = field(default_factory=dict)
     suspected: tuple[tuple[int, str], ...] = ()
+    fired: tuple[tuple[str, tuple[Firing, ...]], ...] = ()
+    """Per fault, in the grammar: when and where it really fired."""
 
     @property
     def timed_out(self) -> bool:
@@ -82,6 +92,7 @@ class ArmRecord:
                 for name, one in self.recorded.items()
             },
             "suspected": [{"t_ns": t_ns, "reason": reason} for t_ns, reason in self.suspected],
+            "injections": [{"fault": fault, "fired": [firing_json(one) for one in fired]} for fault, fired in self.fired],
         }
 
 
@@ -131,8 +142,9 @@ def execute(
 ) -> ArmRecord:
     """Run the arm once; returns when every process of it has ended.
 
-    Recorders start while the ranks are held before their program, and stop before what is left of the ranks is ended.
-    A recorder that fails is a problem in the record, never the end of the run.
+    Recorders and injections start while the ranks are held before their program, and stop before what is left of the ranks
+    is ended. A recorder that fails is a problem in the record, never the end of the run; a fault that cannot reach its
+    target ends it before anything has been started (UsageError).
     """
     folder.mkdir(parents=True)
     suspicions = _Suspicions(clock)
@@ -147,6 +159,26 @@ def execute(
     recorders: dict[str, Recorder] = {probe.name: probe.recorder(where) for probe in probes}
     suspicions.recorders = recorders
     recorded: dict[str, Recorded] = {}
+    injections = [
+        fault.injector.make(
+            fault,
+            Site(
+                folder=folder,
+                scratch=box.scratch,
+                box=box,
+                world_size=scenario.world_size,
+                seed=seed + plan.repeat,
+                index=index,
+                clock=clock,
+                processes=processes,
+            ),
+        )
+        for index, fault in enumerate(plan.faults)
+    ]
+    for fault, injection in zip(plan.faults, injections, strict=True):
+        if reason := injection.check():
+            raise UsageError(f"fault {str(fault)!r} cannot reach its target here: {reason.reason}", reason.remedy)
+    fired: list[tuple[str, tuple[Firing, ...]]] = []
     spec = JobSpec(
         argv=command(scenario, plan.arm),
         env={
@@ -160,13 +192,17 @@ def execute(
         world_size=scenario.world_size,
         folder=folder,
         cwd=scenario.folder,
-        wrap=lambda rank, argv: _wrapped(recorders, rank, argv),
-        environ=lambda rank: _environ(recorders, rank),
+        wrap=lambda rank, argv: _wrapped([*injections, *recorders.values()], rank, argv),
+        environ=lambda rank: _environ([*injections, *recorders.values()], rank),
     )
     started_ns = clock.now_ns()
     failures: dict[str, str] = {}
     try:
+        for injection in injections:
+            injection.prepare()
         job = launcher.start(box, spec)
+        for injection in injections:
+            injection.start(job.processes())
         for name, recorder in recorders.items():
             try:
                 recorder.start(job.processes())
@@ -176,6 +212,7 @@ def execute(
         exits = job.wait(plan.arm.timeout_s or scenario.timeout_s)
         suspicions.settle(timeout_s=10)
     finally:
+        fired = [(str(fault), injection.stop()) for fault, injection in zip(plan.faults, injections, strict=True)]
         for name, recorder in reversed(recorders.items()):
             recorded[name] = _stopped(recorder, failures.get(name))
         if job is not None:
@@ -187,7 +224,7 @@ def execute(
         recorded[name] = Recorded(
             files=one.files, cpu_s=one.cpu_s, stopped_s=one.stopped_s, problems=(*one.problems, text), facts=one.facts
         )
-    return ArmRecord(plan, folder, started_ns, ended_ns, tuple(exits), recorded, tuple(suspicions.told))
+    return ArmRecord(plan, folder, started_ns, ended_ns, tuple(exits), recorded, tuple(suspicions.told), tuple(fired))
 
 
 def command(scenario: Scenario, arm: Arm) -> tuple[str, ...]:
@@ -202,19 +239,19 @@ def _python_path(environ: Mapping[str, str]) -> str:
     return f"{root}:{old}" if old else root
 
 
-def _wrapped(recorders: Mapping[str, Recorder], rank: int, argv: tuple[str, ...]) -> tuple[str, ...]:
-    for recorder in recorders.values():
-        argv = recorder.wrap(rank, argv)
+def _wrapped(attached: Sequence[Recorder | Injection], rank: int, argv: tuple[str, ...]) -> tuple[str, ...]:
+    for one in attached:
+        argv = one.wrap(rank, argv)
     return argv
 
 
-def _environ(recorders: Mapping[str, Recorder], rank: int) -> dict[str, str]:
-    """All recorders' variables; PYTHONPATH entries are joined, since more than one recorder may bring a hook."""
+def _environ(attached: Sequence[Recorder | Injection], rank: int) -> dict[str, str]:
+    """All variables; search paths are joined, since more than one recorder or injection may bring a hook or a library."""
     found: dict[str, str] = {}
-    for recorder in recorders.values():
-        for name, value in recorder.environ(rank).items():
-            joined = [*found[name].split(":"), *value.split(":")] if name == "PYTHONPATH" and name in found else [value]
-            found[name] = ":".join(dict.fromkeys(joined))
+    for one in attached:
+        for name, value in one.environ(rank).items():
+            parts = [*found[name].split(":"), *value.split(":")] if name in JOINED and name in found else [value]
+            found[name] = ":".join(dict.fromkeys(parts))
     return found
 
 

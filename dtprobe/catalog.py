@@ -12,9 +12,13 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from dtprobe.errors import UsageError
 from dtprobe.scenario import Scenario
+
+if TYPE_CHECKING:
+    from dtprobe.inject import Injector
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -145,8 +149,7 @@ def load(extra: Sequence[Path] = ()) -> Catalog:
                     raise UsageError(f"{scenario.id} exists already in {scenarios[scenario.id].folder}", "rename one")
             scenarios.update({scenario.id: scenario for scenario in found})
         except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code: whatever it raises is that folder's error
-            text = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
-            broken.append(Broken(folder, " ".join(text.split())[:400]))
+            broken.append(Broken(folder, _one_line(error)))
     return Catalog(tuple(scenarios.values()), tuple(broken))
 
 
@@ -177,3 +180,32 @@ def _scenarios_of(folder: Path) -> list[Scenario]:
     if not checked:
         raise UsageError("no Scenario of scenario.py has a judge", "decorate one with @scenario.judge")
     return checked
+
+
+def injectors(extra: Sequence[Path] = ()) -> tuple[dict[str, Injector], tuple[Broken, ...]]:
+    """Every injector by its name, and the folders that could not be loaded."""
+    from dtprobe.inject import Injector
+
+    found: dict[str, Injector] = {}
+    broken: list[Broken] = []
+    for folder in content_folders("injectors", extra):
+        try:
+            module = load_module(folder / "injector.py", f"_dtprobe_injector_{folder.name.replace('-', '_')}")
+            made = [value for value in vars(module).values() if isinstance(value, Injector)]
+            if len(made) != 1:
+                raise UsageError(f"injector.py defines {len(made)} Injectors", "define exactly one at module level")
+            if _plain(made[0].name) != _plain(folder.name):
+                raise UsageError(
+                    f"injector.py names its injector {made[0].name!r} in a folder called {folder.name!r}", "make them equal"
+                )
+            if made[0].name in found:
+                raise UsageError(f"{made[0].name} exists already in {found[made[0].name].folder}", "rename one")
+            found[made[0].name] = replace(made[0], folder=folder)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code: whatever it raises is that folder's error
+            broken.append(Broken(folder, _one_line(error)))
+    return found, tuple(broken)
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:400]

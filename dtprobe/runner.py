@@ -11,18 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from dtprobe import armrun, judging, launch, machine
+from dtprobe import armrun, catalog, judging, launch, machine
 from dtprobe.armrun import ArmPlan, ArmRecord
 from dtprobe.clock import Clock, SystemClock
 from dtprobe.confine import Confinement
 from dtprobe.doctor import Doctor
 from dtprobe.errors import Unavailable, UsageError
+from dtprobe.inject.spec import Fault, parse
 from dtprobe.judging import RunResult
 from dtprobe.probes.flight_recorder import FlightRecorder
 from dtprobe.probes.logs import Logs
 from dtprobe.probes.proc import Proc
 from dtprobe.probes.pyspy import PySpy
-from dtprobe.scenario import ARMS, Probe, Scenario
+from dtprobe.scenario import ARMS, Arm, Probe, Scenario
 from dtprobe.store import RunFolder
 
 COST_PAIRS = 2
@@ -83,7 +84,8 @@ def run(
     probes = probes_of(scenario)
     unavailable = {probe.name: reason for probe in probes if (reason := probe.probe())}
     usable = [probe for probe in probes if probe.name not in unavailable]
-    plan = schedule(scenario, chosen, any(probe.heavy for probe in usable))
+    faults = {name: faults_of(scenario, arm) for name, arm in scenario.arms.items()}
+    plan = schedule(scenario, chosen, any(probe.heavy for probe in usable), faults)
     run_folder.update(
         seed=seed,
         argv=list(argv) or sys.argv,
@@ -152,7 +154,15 @@ def probes_of(scenario: Scenario) -> tuple[Probe, ...]:
     return (*kept, *own.values())
 
 
-def schedule(scenario: Scenario, arms: Sequence[str], heavy: bool) -> list[ArmPlan]:
+def faults_of(scenario: Scenario, arm: Arm) -> tuple[Fault, ...]:
+    """The arm's injections, parsed; raises UsageError for one that does not exist or cannot be."""
+    if not arm.faults:
+        return ()
+    known, _ = catalog.injectors()
+    return tuple(parse(text, known, world_size=scenario.world_size) for text in arm.faults)
+
+
+def schedule(scenario: Scenario, arms: Sequence[str], heavy: bool, faults: Mapping[str, tuple[Fault, ...]]) -> list[ArmPlan]:
     """What runs, in order: repeats outermost, so that slow drift of the machine touches all arms alike.
 
     The last repeat is the traced one when a heavy recorder is there. Bare control runs stand right beside probed ones,
@@ -161,9 +171,13 @@ def schedule(scenario: Scenario, arms: Sequence[str], heavy: bool) -> list[ArmPl
     plan: list[ArmPlan] = []
     for repeat in range(scenario.repeats):
         traced = heavy and repeat == scenario.repeats - 1
-        probed = [ArmPlan(arm, scenario.arms[arm], repeat, traced=traced, probed=True) for arm in ARMS if arm in arms]
+        probed = [
+            ArmPlan(arm, scenario.arms[arm], repeat, traced=traced, probed=True, faults=faults.get(arm, ()))
+            for arm in ARMS
+            if arm in arms
+        ]
         if "control" in arms and repeat < COST_PAIRS and not traced:
-            bare = ArmPlan("control", scenario.control, repeat, traced=False, probed=False)
+            bare = ArmPlan("control", scenario.control, repeat, traced=False, probed=False, faults=faults.get("control", ()))
             probed.insert(1 if repeat % 2 else 0, bare)
         plan.extend(probed)
     return plan

@@ -95,7 +95,7 @@ def parse(text: str, injectors: Mapping[str, Injector], *, world_size: int | Non
     if missing:
         raise UsageError(f"fault {text!r}: {name}:{action} needs {', '.join(missing)}", f"add {missing[0]}=...")
     try:
-        made = config_type(**config)
+        made = typing.cast(typing.Any, config_type)(**config)
     except ValueError as error:
         raise UsageError(f"fault {text!r}: {error}") from error
     fault = Fault(injector=injector, action=action, config=made, target=Target(**typing.cast(typing.Any, target)))

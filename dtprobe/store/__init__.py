@@ -1,0 +1,137 @@
+"""What outlives a run: its folder, and its rows in the history.
+
+`Store.open(out)` checks the place, `store.create(...)` makes a run's folder, `run.write_verdict(...)` and the reports follow,
+`store.finish(run, ...)` enters it in the history and marks it finished. `Store(out).find("latest")` and `.runs()` only read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from dtprobe.errors import DtprobeError, UsageError
+from dtprobe.store.files import MIN_FREE_BYTES, require_folder, require_space
+from dtprobe.store.history import BrokenFile, History, Reading, rows_of
+from dtprobe.store.runs import RESERVED, RUN_ID, RunFolder, folder_name
+
+__all__ = ["MIN_FREE_BYTES", "BrokenFile", "History", "Listed", "Reading", "RunFolder", "Store", "history"]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run folder in a listing: the run, or why its `run.json` could not be read."""
+
+    path: Path
+    run: RunFolder | None
+    problem: str = ""
+
+
+class Store:
+    """The folder that holds run folders (`<scenario>[.<variant>]/<id>/`) and their history."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.history = History(out / "history")
+
+    @classmethod
+    def open(cls, out: Path, *, need_bytes: int = MIN_FREE_BYTES) -> Store:
+        """A store that runs can be made in: raises UsageError where `out` cannot be written, DtprobeError where the disk is full."""
+        require_folder(out)
+        require_space(out, need_bytes)
+        return cls(out)
+
+    def create(
+        self, scenario: str, variant: str, facts: Mapping[str, Any], *, started_ns: int, token: str | None = None
+    ) -> RunFolder:
+        """A new run folder, `unfinished` until `finish` or `interrupt`. `facts` are the further entries of `run.json`."""
+        folder = self.out / folder_name(scenario, variant)
+        return RunFolder.create(folder, {"scenario": scenario, "variant": variant, **facts}, started_ns=started_ns, token=token)
+
+    def finish(self, run: RunFolder, *, now_ns: Callable[[], int]) -> None:
+        """Enters the run with its `verdict.json` in the history, then marks it finished. Raises DtprobeError without a verdict.
+
+        In this order a kill in between leaves a run that says unfinished, never a finished one that the history lacks.
+        """
+        verdict = run.verdict()
+        if verdict is None:
+            raise DtprobeError(f"{run.path}: no verdict.json, so the run cannot be finished")
+        self.history.append(rows_of(run.facts, verdict))
+        run.end("finished", now_ns())
+        self.history.fold_if_due(now_ns)
+
+    def interrupt(self, run: RunFolder, *, now_ns: Callable[[], int]) -> None:
+        """Marks the run interrupted: by its user, not by a crash."""
+        run.end("interrupted", now_ns())
+
+    def paths(self) -> list[Path]:
+        """All run folders, newest start first."""
+        return sorted(self._walk(), key=lambda path: path.name, reverse=True)
+
+    def runs(self, limit: int | None = None) -> list[Listed]:
+        """The newest `limit` runs, newest first, whatever their state."""
+        return [_listed(path) for path in self.paths()[:limit]]
+
+    def find(self, reference: str) -> RunFolder:
+        """The run that `reference` means: `latest`, a folder, a scenario (its latest run), or the beginning of an id or of its hex part.
+
+        Raises UsageError naming the candidates where none or several match, DtprobeError where the run found is damaged.
+        """
+        folder = Path(reference)
+        if (folder / "run.json").is_file():
+            return RunFolder.open(folder)
+        paths = self.paths()
+        if not paths:
+            raise UsageError(f"{self.out} holds no runs", "run a scenario first, or name another folder with --out")
+        if reference == "latest":
+            return RunFolder.open(_newest(paths))
+        of_scenario = [path for path in paths if path.parent.name == reference.replace(":", ".")]
+        if of_scenario:
+            return RunFolder.open(_newest(of_scenario))
+        matches = [
+            path for path in paths if path.name.startswith(reference) or path.name.partition("-")[2].startswith(reference)
+        ]
+        if len(matches) == 1:
+            return RunFolder.open(matches[0])
+        if matches and reference:
+            shown = ", ".join(path.name for path in matches[:4]) + (", ..." if len(matches) > 4 else "")
+            raise UsageError(f"{reference!r} begins {len(matches)} runs: {shown}", "give more of the id")
+        known = [*(path.name for path in paths), *{path.parent.name.replace(".", ":") for path in paths}]
+        close = get_close_matches(reference, known, n=3, cutoff=0.5) or [paths[0].name]
+        raise UsageError(f"no run {reference!r} in {self.out}", f"perhaps {', '.join(close)}, or latest")
+
+    def _walk(self) -> Iterator[Path]:
+        try:
+            scenarios = [entry for entry in os.scandir(self.out) if entry.is_dir() and entry.name not in RESERVED]
+        except OSError:
+            return
+        for scenario in scenarios:
+            with os.scandir(scenario.path) as entries:
+                yield from (Path(entry.path) for entry in entries if RUN_ID.fullmatch(entry.name))
+
+
+def history(out: Path) -> Reading:
+    """The history of the runs in `out`: `history(out).overview()`, `.sql("SELECT ... FROM history")`, `.broken`."""
+    return History(out / "history").read()
+
+
+def _listed(path: Path) -> Listed:
+    try:
+        return Listed(path, RunFolder.open(path))
+    except DtprobeError as error:
+        return Listed(path, None, str(error))
+
+
+def _newest(paths: list[Path]) -> Path:
+    """Of paths sorted newest first. Ids of one second sort by chance, so there `started_ns` tells which came last."""
+    second = paths[0].name.partition("-")[0]
+    tied = [path for path in paths if path.name.startswith(second)]
+    return paths[0] if len(tied) == 1 else max(tied, key=_started_ns)
+
+
+def _started_ns(path: Path) -> int:
+    run = _listed(path).run
+    return int(run.facts.get("started_ns") or 0) if run else 0

@@ -124,11 +124,15 @@ def load_module(path: Path, name: str) -> ModuleType:
 
 
 def content_folders(kind: str, extra: Sequence[Path] = ()) -> list[Path]:
-    """Every folder `<root>/<kind>/<name>/` that holds the file `<kind without s>.py`, also `<root>/<name>/` for user roots."""
+    """Every folder `<root>/<kind>/<name>/` that holds the file `<kind without s>.py`.
+
+    An extra folder may also hold the named folders directly, or be one of them.
+    """
     file = f"{kind.removesuffix('s')}.py"
+    own = len(roots())
     found: dict[Path, None] = {}
-    for root in roots(extra):
-        for pattern in (f"{kind}/*/{file}", f"*/{file}", file):
+    for number, root in enumerate(roots(extra)):
+        for pattern in (f"{kind}/*/{file}", *((f"*/{file}", file) if number >= own else ())):
             for path in sorted(root.glob(pattern)):
                 found.setdefault(path.parent)
     return list(found)

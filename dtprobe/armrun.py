@@ -17,7 +17,6 @@ from dtprobe.launch import Job, JobSpec, Launcher, RankExit
 from dtprobe.probes import Recorded, Recorder, Where
 from dtprobe.scenario import Arm, Probe, Scenario
 
-
 JOINED = ("PYTHONPATH", "LD_PRELOAD", "DTPROBE_HOOKS")
 """Variables that are lists of paths: what several parties bring is joined."""
 
@@ -146,7 +145,6 @@ def execute(
     is ended. A recorder that fails is a problem in the record, never the end of the run; a fault that cannot reach its
     target ends it before anything has been started (UsageError).
     """
-    folder.mkdir(parents=True)
     suspicions = _Suspicions(clock)
     job: Job | None = None
 

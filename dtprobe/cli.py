@@ -131,16 +131,16 @@ def show(
     """
     from rich.console import Console
 
-    from dtprobe import store
     from dtprobe.report import terminal, write
+    from dtprobe.store import Store
 
-    folder = store.find_run(out, run_id)
+    found = Store(out).find(run_id)
     if report:
-        write(folder)
+        write(found.path)
     if as_json:
-        print(json.dumps(store.read_json(folder / "verdict.json"), indent=2))
+        print(json.dumps(found.verdict() or {"state": found.state, "run": found.id}, indent=2))
         return
-    terminal.render_verdict(folder, Console())
+    terminal.render_verdict(found.path, Console())
 
 
 @app.command()

@@ -18,7 +18,7 @@ from dtprobe.errors import Unavailable, UsageError
 from dtprobe.evidence import OUTCOMES, Evidence
 from dtprobe.readers.folder import SCHEMAS, read_folder
 from dtprobe.scenario import ARMS, Estimate, Metric, Mitigation, Scenario, Verdict, VerdictKind
-from dtprobe.store import RunFolder
+from dtprobe.store import RunFolder, Store
 
 CLAIMING = (VerdictKind.REPRODUCED, VerdictKind.PARTLY, VerdictKind.REFUTED, VerdictKind.NOT_REPRODUCED)
 """Verdicts that say something about the world."""
@@ -202,9 +202,16 @@ def _cost(estimate: Estimate, what: str, against: str) -> dict[str, object]:
 
 
 def conclude(
-    run_folder: RunFolder, scenario: Scenario, verdict: Verdict, *, overhead: Mapping[str, object], seed: int, clock: Clock
+    store: Store,
+    run_folder: RunFolder,
+    scenario: Scenario,
+    verdict: Verdict,
+    *,
+    seed: int,
+    clock: Clock,
+    overhead: Mapping[str, object] | None = None,
 ) -> RunResult:
-    """Write verdict.json and the report, add the run to the history, mark the folder finished."""
+    """Write verdict.json and the report, enter the run in the history, mark the folder finished."""
     torch_version = machine.versions().get("torch")
     pinned = expected(scenario, torch_version)
     as_expected = (
@@ -221,15 +228,15 @@ def conclude(
         "metrics": {name: _metric_json(metric) for name, metric in verdict.metrics.items()},
         "because": verdict.because,
         "claim": scenario.claim,
-        "overhead": dict(overhead),
+        "overhead": dict(overhead or {}),
         "torch": torch_version,
         "run": run_folder.id,
         "seed": seed,
     }
-    run_folder.write_json("verdict.json", data)
+    run_folder.write_verdict(data)
     run_folder.update(ended_ns=clock.now_ns())
     report.write(run_folder.path)
-    run_folder.finish()
+    store.finish(run_folder, now_ns=clock.now_ns)
     return RunResult(run_folder.path, verdict, pinned, as_expected, data)
 
 

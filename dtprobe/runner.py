@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +23,7 @@ from dtprobe.probes.logs import Logs
 from dtprobe.probes.proc import Proc
 from dtprobe.probes.pyspy import PySpy
 from dtprobe.scenario import ARMS, Arm, Probe, Scenario
-from dtprobe.store import RunFolder
+from dtprobe.store import Store
 
 COST_PAIRS = 2
 """Bare runs of the control arm, each beside a probed one, from which the recorders' cost is estimated."""
@@ -78,72 +77,88 @@ def run(
     clock = clock or SystemClock()
     scenario = _adjusted(scenario, arms, repeats, world_size)
     chosen = tuple(arm for arm in scenario.arms if not arms or arm in arms)
-    run_folder = RunFolder.create(out, scenario, now_ns=clock.now_ns())
-    doctor = Doctor(environ=environ)
-    unmet = _unmet(scenario, doctor)
+    faults = {name: faults_of(scenario, arm) for name, arm in scenario.arms.items()}
     probes = probes_of(scenario)
     unavailable = {probe.name: reason for probe in probes if (reason := probe.probe())}
     usable = [probe for probe in probes if probe.name not in unavailable]
-    faults = {name: faults_of(scenario, arm) for name, arm in scenario.arms.items()}
     plan = schedule(scenario, chosen, any(probe.heavy for probe in usable), faults)
-    run_folder.update(
-        seed=seed,
-        argv=list(argv) or sys.argv,
-        repeats=scenario.repeats,
-        world_size=scenario.world_size,
-        machine=machine.facts(),
-        versions=machine.versions(),
-        git=machine.git(),
-        scenario_text={
+    unmet = Doctor(environ=environ).unmet(scenario.needs)
+    store = Store.open(out)
+    facts = run_facts(scenario, seed=seed, argv=argv, probes=probes, unavailable=unavailable, environ=environ)
+    with store.create(scenario.name, scenario.variant, facts, started_ns=clock.now_ns()) as run_folder:
+        if unmet:
+            return judging.conclude(store, run_folder, scenario, judging.unsupported(unmet), seed=seed, clock=clock)
+        progress = progress or Silent()
+        records: list[ArmRecord] = []
+        try:
+            with interruptible(), Confinement.open(run_folder.id) as box:
+                progress.begin(scenario.id, len(plan) + 1)
+                for step in plan:
+                    progress.step(step.label)
+                    records.append(
+                        armrun.execute(
+                            box,
+                            scenario,
+                            step,
+                            folder=run_folder.arm_folder(step.arm_folder, step.repeat),
+                            probes=[probe for probe in usable if step.probed and (step.traced or not probe.heavy)],
+                            launcher=launch.named(scenario.launch),
+                            seed=seed,
+                            environ=environ,
+                            clock=clock,
+                        )
+                    )
+                    run_folder.update(arm_runs=[record.as_json() for record in records])
+            progress.step("evidence, verdict, report")
+            evidence = judging.gather(run_folder.path, scenario, records, unavailable, seed)
+            for name, frame in evidence.frames.items():
+                run_folder.write_frame(name, frame)
+            verdict = judging.verdict_of(scenario, evidence, chosen)
+            overhead = judging.overhead(records, evidence)
+            return judging.conclude(store, run_folder, scenario, verdict, overhead=overhead, seed=seed, clock=clock)
+        except KeyboardInterrupt:
+            store.interrupt(run_folder, now_ns=clock.now_ns)
+            raise
+        finally:
+            progress.end()
+
+
+def run_facts(
+    scenario: Scenario,
+    *,
+    seed: int,
+    argv: Sequence[str],
+    probes: Sequence[Probe],
+    unavailable: Mapping[str, Unavailable],
+    environ: Mapping[str, str],
+) -> dict[str, object]:
+    """What `run.json` says of a run before it starts."""
+    git = machine.git_state(scenario.folder, environ=environ)
+    return {
+        "failure_mode": scenario.failure_mode,
+        "seed": seed,
+        "argv": machine.without_secrets(argv),
+        "repeats": scenario.repeats,
+        "world_size": scenario.world_size,
+        "machine": machine.machine_facts(environ=environ).as_json(),
+        "versions": machine.versions(),
+        "git": {"commit": git.commit, "dirty": git.dirty} if git else None,
+        "scenario_text": {
             name: getattr(scenario, name) for name in ("title", "claim", "source", "layer", "certifies_not", "no_cure_because")
         },
-        arms={
+        "arms": {
             name: {
                 "program": arm.program,
                 "args": list(arm.args),
                 "env": dict(arm.env),
                 "timeout_s": arm.timeout_s or scenario.timeout_s,
+                "faults": list(arm.faults),
             }
             for name, arm in scenario.arms.items()
         },
-        probes=[{"name": probe.name, "heavy": probe.heavy, "config": repr(probe)} for probe in probes],
-        unavailable={name: {"reason": reason.reason, "remedy": reason.remedy} for name, reason in unavailable.items()},
-    )
-    if unmet:
-        verdict = judging.unsupported(unmet)
-        return judging.conclude(run_folder, scenario, verdict, overhead={}, seed=seed, clock=clock)
-    progress = progress or Silent()
-    records: list[ArmRecord] = []
-    try:
-        with _interruptible(), Confinement.open(run_folder.id) as box:
-            progress.begin(scenario.id, len(plan) + 1)
-            for step in plan:
-                progress.step(step.label)
-                records.append(
-                    armrun.execute(
-                        box,
-                        scenario,
-                        step,
-                        folder=run_folder.path / step.arm_folder / str(step.repeat),
-                        probes=[probe for probe in usable if step.probed and (step.traced or not probe.heavy)],
-                        launcher=launch.named(scenario.launch),
-                        seed=seed,
-                        environ=environ,
-                        clock=clock,
-                    )
-                )
-                run_folder.update(arm_runs=[record.as_json() for record in records])
-        progress.step("evidence, verdict, report")
-        evidence = judging.gather(run_folder.path, scenario, records, unavailable, seed)
-        run_folder.write_frames(evidence.frames)
-        verdict = judging.verdict_of(scenario, evidence, chosen)
-        overhead = judging.overhead(records, evidence)
-        return judging.conclude(run_folder, scenario, verdict, overhead=overhead, seed=seed, clock=clock)
-    except KeyboardInterrupt:
-        run_folder.update(state="interrupted", ended_ns=clock.now_ns())
-        raise
-    finally:
-        progress.end()
+        "probes": [{"name": probe.name, "heavy": probe.heavy, "config": repr(probe)} for probe in probes],
+        "unavailable": {name: {"reason": reason.reason, "remedy": reason.remedy} for name, reason in unavailable.items()},
+    }
 
 
 def probes_of(scenario: Scenario) -> tuple[Probe, ...]:
@@ -209,12 +224,8 @@ def _adjusted(scenario: Scenario, arms: Sequence[str] | None, repeats: int | Non
     return replace(scenario, repeats=repeats or scenario.repeats, world_size=size)
 
 
-def _unmet(scenario: Scenario, doctor: Doctor) -> dict[str, Unavailable]:
-    return {need: reason for need in scenario.needs if (reason := doctor.capability(need))}
-
-
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """SIGTERM and SIGHUP end a run as Ctrl-C does; only possible (and only wanted) in the main thread."""
 
     def interrupt(signum: int, frame: object) -> None:

@@ -88,7 +88,7 @@ class Store:
             raise UsageError(f"{self.out} holds no runs", "run a scenario first, or name another folder with --out")
         if reference == "latest":
             return RunFolder.open(_newest(paths))
-        of_scenario = [path for path in paths if path.parent.name == reference.replace(":", ".")]
+        of_scenario = [path for path in paths if _plain(path.parent.name) == _plain(reference)]
         if of_scenario:
             return RunFolder.open(_newest(of_scenario))
         matches = [
@@ -135,3 +135,8 @@ def _newest(paths: list[Path]) -> Path:
 def _started_ns(path: Path) -> int:
     run = _listed(path).run
     return int(run.facts.get("started_ns") or 0) if run else 0
+
+
+def _plain(name: str) -> str:
+    """A scenario's name as one types it, and its folder's: hyphens and underscores are the same."""
+    return name.replace(":", ".").replace("_", "-").lower()

@@ -1,0 +1,227 @@
+"""Groups made in one agreed order, verified across ranks, and really ended.
+
+`torch.distributed.new_group` trusts its callers: groups of equal membership made in another order on one rank swap silently
+(sums 201 and 102 instead of 3 and 300), the timeout of the default group is not passed on (30 minutes beside 6 s), and a
+destroyed gloo group keeps its threads while anything refers to it. Here each creation is agreed on first, every rank gets a
+typed error when one differs or does not come, and `end` gives threads and descriptors back whoever still holds a handle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from dtprobe.errors import Unavailable, UsageError
+from dtprobe.framework.agreement import Agreement, Said, difference, named
+from dtprobe.framework.errors import FrameworkError, GroupMismatch
+from dtprobe.framework.forwarding import ForwardingGroup, stand_in
+
+_FIELDS = ("name", "ranks", "backend", "timeout_s", "made_before")
+
+
+def probe() -> Unavailable | None:
+    """None where torch.distributed was built in."""
+    return None if dist.is_available() else Unavailable("this torch was built without torch.distributed", "install another")
+
+
+class ScopedGroup(ForwardingGroup):
+    """A process group whose `end` releases the back end even while user code, DDP or an exception still refers to it.
+
+    `label` is the name it was made under, `members` the global ranks in group order. After `end` each use raises GroupEnded.
+    """
+
+    def __init__(self, inner: dist.ProcessGroup, *, label: str, members: tuple[int, ...], threads: frozenset[int]) -> None:
+        super().__init__(inner)
+        self.label = label
+        self.members = members
+        self._threads = threads
+
+    def end(self) -> None:
+        """End the group on this rank: unregister it, shut the back end down, drop it and its works. Safe to call twice.
+
+        Local: it does not wait for other ranks. Works that have not completed fail with GroupEnded.
+        """
+        if self.ended:
+            return
+        registered = _registered(self)
+        if registered is not None:
+            dist.destroy_process_group(registered)
+        self.let_go()
+
+    def leftover(self) -> int:
+        """Threads of this group that are still alive: 0 after `end`, unless someone kept `inner` or `_get_backend()`."""
+        return len(self._threads & _thread_ids())
+
+
+class Groups:
+    """The groups of one job, by name. Make one on every rank after `init_process_group`, and use it as a context manager.
+
+    `timeout_s` bounds each creation and is the default timeout of the collectives on every group made here (seconds).
+    """
+
+    def __init__(self, *, timeout_s: float = 60.0) -> None:
+        if not dist.is_initialized():
+            raise UsageError("no default process group", "call dtprobe.framework.bootstrap.start or init_process_group first")
+        self._timeout_s = timeout_s
+        self._members = tuple(range(dist.get_world_size()))
+        store = c10d._get_default_store()
+        self._agreement = Agreement(
+            store, rank=dist.get_rank(), members=self._members, prefix=f"dtprobe.groups/{_registries()}"
+        )
+        self._groups: dict[str, ScopedGroup | None] = {}
+
+    def create(
+        self, name: str, ranks: Sequence[int] | None = None, *, timeout_s: float | None = None, backend: str | None = None
+    ) -> ScopedGroup | None:
+        """Make the group `name` of the global `ranks` (default: all) on every rank of the job, in the same order everywhere.
+
+        Returns the group, or None on a rank that is not a member. Raises GroupMismatch, naming the ranks that differ, when
+        name, ranks, backend, timeout or the number of groups made so far are not the same on all ranks; MissingRanks when
+        some rank does not come within `timeout_s`. Nothing is created in either case.
+        """
+        if name in self._groups:
+            raise UsageError(
+                f"group {name!r} exists already with ranks {self._ranks(name)}", "end it first, or choose another name"
+            )
+        wanted = self._members if ranks is None else tuple(ranks)
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        self._validate(name, wanted)
+        self._agree(name, wanted, limit_s, backend)
+        before = _thread_ids()
+        native = dist.new_group(list(wanted), timeout=timedelta(seconds=limit_s), backend=backend, group_desc=name)
+        if dist.get_rank() not in wanted:
+            self._groups[name] = None
+            return None
+        group = ScopedGroup(native, label=name, members=wanted, threads=_thread_ids() - before)
+        stand_in(group, native)
+        self._groups[name] = group
+        return group
+
+    def create_all(
+        self, wanted: Mapping[str, Sequence[int]], *, timeout_s: float | None = None
+    ) -> dict[str, ScopedGroup | None]:
+        """Make several groups in the order of their names, whatever the order of the mapping on each rank."""
+        return {name: self.create(name, wanted[name], timeout_s=timeout_s) for name in sorted(wanted)}
+
+    def __getitem__(self, name: str) -> ScopedGroup:
+        """The group of that name; raises UsageError when there is none or this rank is not a member."""
+        group = self._groups.get(name)
+        if group is None:
+            why = "this rank is not a member" if name in self._groups else f"there are {', '.join(self._groups) or 'none'}"
+            raise UsageError(f"no group {name!r} on this rank", why)
+        return group
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def end(self, name: str | None = None) -> None:
+        """End the group `name`, or all of them, last made first. Local to this rank; see `ScopedGroup.end`."""
+        for each in [name] if name is not None else list(reversed(self._groups)):
+            group = self._groups.pop(each, None)
+            if group is not None:
+                group.end()
+
+    @contextlib.contextmanager
+    def scope(self, name: str, ranks: Sequence[int] | None = None, **options: Any) -> Iterator[ScopedGroup | None]:
+        """`create` for the length of a `with` block, ended also when the block raises."""
+        group = self.create(name, ranks, **options)
+        try:
+            yield group
+        finally:
+            self.end(name)
+
+    def __enter__(self) -> Groups:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+    def _ranks(self, name: str) -> list[int]:
+        group = self._groups[name]
+        return list(group.members) if group is not None else []
+
+    def _validate(self, name: str, wanted: tuple[int, ...]) -> None:
+        outside = [rank for rank in wanted if rank not in self._members]
+        if not wanted or outside or len(set(wanted)) != len(wanted):
+            raise UsageError(
+                f"group {name!r} asks for ranks {list(wanted)} of a world of {len(self._members)}",
+                "name each existing rank once",
+            )
+
+    def _agree(self, name: str, wanted: tuple[int, ...], timeout_s: float, backend: str | None) -> None:
+        said = {
+            "name": name,
+            "ranks": list(wanted),
+            "backend": backend or dist.get_backend(),
+            "timeout_s": timeout_s,
+            # torch derives the name under which ranks meet from this counter: ranks that differ never find each other
+            "made_before": c10d._world.group_count,
+        }
+        verdict = self._agreement.reach(said, _judge, timeout_s, what=f"creation of group {name!r}")
+        if verdict:
+            raise GroupMismatch(
+                verdict["message"], "create the same groups in the same order on every rank", ranks=verdict["ranks"]
+            )
+
+
+def scoped_world() -> ScopedGroup:
+    """Put a ScopedGroup in the default group's place, so that its `end` really ends it; call it before DDP or a mesh is built."""
+    world = c10d._get_default_group()
+    if isinstance(world, ScopedGroup):
+        return world
+    group = ScopedGroup(world, label="world", members=tuple(range(world.size())), threads=frozenset())
+    stand_in(group, world)
+    return group
+
+
+def _judge(heard: Mapping[int, list[Said]]) -> Said:
+    twice = [rank for rank, said in heard.items() if len(said) > 1]
+    if twice:
+        return {"ranks": twice, "message": f"two processes claim to be {named(twice)}"}
+    found = difference({rank: said[0] for rank, said in heard.items()}, _FIELDS)
+    if found is None:
+        return {}
+    shown = "; ".join(
+        f"{field}: " + ", ".join(f"rank {rank} {value}" for rank, value in sorted(values.items()))
+        for field, values in found.fields.items()
+    )
+    blamed = f"{named(found.ranks)} differ" if found.decided else "no majority decides who is wrong"
+    return {"ranks": list(found.ranks), "message": f"ranks create different groups ({blamed}): {shown}"}
+
+
+def _registered(group: ForwardingGroup) -> dist.ProcessGroup | None:
+    """The handle under which torch knows this group: itself, or what stands in front of it."""
+    for known in list(c10d._world.pg_map):
+        front: Any = known
+        while isinstance(front, ForwardingGroup) and front is not group:
+            front = front._inner
+        if front is group:
+            return known
+    return None
+
+
+_made = 0
+_making = threading.Lock()
+
+
+def _registries() -> int:
+    """How many registries this process made before: each has keys of its own in the store."""
+    global _made  # noqa: PLW0603
+    with _making:
+        _made += 1
+        return _made - 1
+
+
+def _thread_ids() -> frozenset[int]:
+    try:
+        return frozenset(int(entry.name) for entry in Path("/proc/self/task").iterdir())
+    except OSError as error:
+        raise FrameworkError(f"cannot read /proc/self/task: {error}", "mount /proc") from None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,19 +20,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="run the long tests too")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> None:
-    """`alone` tests share one worker, which xdist grants in this mode only."""
-    option = config.option
-    if getattr(option, "numprocesses", None) and option.dist in ("no", "load"):
-        option.dist = "loadgroup"
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """`alone`: one at a time over all workers and all runs of this checkout, by a lock on the folder of tests.
+
+    Not by xdist's groups: they change node ids, which pytest 9.2 ignores (seen with xdist 3.8). Outermost, so that the wait
+    does not count against the test's timeout.
+    """
+    if not item.get_closest_marker("alone"):
+        return (yield)
+    lock = os.open(Path(__file__).parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return (yield)
+    finally:
+        os.close(lock)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.get_closest_marker("alone"):
-            item.add_marker(pytest.mark.xdist_group("alone"))
     if config.getoption("nightly") or "nightly" in config.getoption("markexpr"):
         return
     long = [item for item in items if item.get_closest_marker("nightly")]

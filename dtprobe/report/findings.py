@@ -1,0 +1,395 @@
+"""The decisive evidence of a run, chosen from its frames: how the ranks ended, where they parted, what they printed, what differs.
+
+Every finding names the artifact that shows it. Worker output is hostile input: texts are cut here, escaped by the renderers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from dtprobe.report import words
+from dtprobe.report.load import RunFolder
+from dtprobe.report.timeline import last_dump
+
+LINES = 12
+GROUPS = 6
+ROWS = 10
+FRAMES_OF_A_STACK = 12
+LINE_CHARS = 400
+ARMS_BY_INTEREST = ("fault", "mitigated", "control")
+
+TELLING = (
+    r"(?:^|\]:?\s*)(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Timeout)\b(?::|$)",
+    r"terminate called|what\(\):|Segmentation fault|core dumped|Out of memory|\bKilled\b|NCCL WARN|CUDA error|Xid",
+    r"[Tt]imed out|Connection (?:reset|closed|refused)|Broken pipe|Address already in use|[Dd]esync|[Mm]ismatch|No space left",
+)
+"""What makes a line of output evidence, most telling first. RE2 syntax: pyarrow filters the file with it while reading."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a piece of evidence lies: a path in the run folder (`href` None where the file is gone), and its line."""
+
+    text: str
+    href: str | None
+    line: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the ranks of an arm ended: equal endings counted over the repeats."""
+
+    arm: str
+    who: str
+    ending: str
+    count: int
+    of: int
+    wall: str
+    bad: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line that ranks printed; `count` equal ones, numbers apart. `place` is the first."""
+
+    arm: str
+    who: str
+    text: str
+    count: int
+    place: Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Last:
+    """The last collective a rank entered in one group. `behind` is how many collectives it is short of the furthest rank."""
+
+    rank: int
+    group: str
+    entered: str
+    state: str
+    behind: int
+    call_site: str
+    place: Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parting:
+    """The last collective of every rank of one arm, and in one sentence who is missing where."""
+
+    arm: str
+    sentence: str
+    rows: tuple[Last, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Ranks whose main thread stood at the same place; `minority` where most others stood elsewhere."""
+
+    arm: str
+    who: str
+    count: int
+    top: str
+    frames: tuple[str, ...]
+    minority: bool
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Counts that differ between the arms, a row a thing and a column an arm. Cells are ready to print."""
+
+    name: str
+    title: str
+    what: str
+    arms: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str
+    places: tuple[Place, ...]
+
+
+def place(folder: RunFolder, source: Any, arm: Any, repeat: Any, line: Any = None) -> Place:
+    """The place in the run folder that a frame's `source` names."""
+    found = folder.artifact(source, arm, repeat)
+    text = str(found) if found is not None else words.clip(source, 120) if isinstance(source, str) else "no artifact"
+    return Place(text=text, href=str(found) if found is not None else None, line=None if pd.isna(line) else int(line))
+
+
+def outcomes(folder: RunFolder) -> tuple[Outcome, ...]:
+    """How the ranks ended, arm by arm: ranks that always ended alike share a row."""
+    rows = [
+        {
+            "arm": item["arm"],
+            "rank": member.get("rank"),
+            "ending": words.ending(
+                member.get("exit_code"),
+                member.get("signal"),
+                member.get("timed_out", bool(item.get("timed_out")) and member.get("exit_code") is None),
+            ),
+            "wall_s": member.get("wall_s"),
+            "bad": member.get("exit_code") != 0,
+        }
+        for item in folder.arm_runs
+        if item.get("arm") in folder.arms
+        for member in item.get("ranks") or []
+        if isinstance(member, dict)
+    ]
+    frame = pd.DataFrame(rows, columns=["arm", "rank", "ending", "wall_s", "bad"])
+    found = []
+    for arm in folder.arms:
+        mine = frame[frame["arm"] == arm]
+        runs = mine.groupby("rank", dropna=False).size().max() if len(mine) else 0
+        per_rank = mine.groupby(["rank", "ending"], dropna=False).size().reset_index(name="n")
+        alike = per_rank.groupby(["ending", "n"], sort=False)["rank"].agg(list).reset_index()
+        for row in alike.itertuples():
+            these = mine[mine["rank"].isin(row.rank) & (mine["ending"] == row.ending)]
+            walls = these["wall_s"].dropna().astype(float)
+            shown = words.interval(walls.min(), walls.max(), "s") if len(walls) > 1 else words.number(walls.max(), "s")
+            found.append(
+                Outcome(
+                    arm=arm,
+                    who=words.ranks(row.rank),
+                    ending=row.ending,
+                    count=int(row.n),
+                    of=int(runs),
+                    wall=shown if len(walls) else "-",
+                    bad=bool(these["bad"].any()),
+                )
+            )
+    return tuple(found)
+
+
+def lines(folder: RunFolder) -> tuple[Line, ...]:
+    """The telling lines of the ranks' output: exceptions before symptoms, the fault arm before the others, equal ones once."""
+    import pyarrow.dataset as ds
+
+    column = ds.field("text")
+    condition = None
+    for pattern in TELLING:
+        match = _matches(column, pattern)
+        condition = match if condition is None else condition | match
+    frame = folder.frame("log_lines", "rank", "source", "line", "text", "kind", where=condition, rows=50_000)
+    frame = frame[frame["arm"].isin(folder.arms)]
+    if frame.empty:
+        return ()
+    frame["text"] = frame["text"].astype(str).str.slice(0, 4 * LINE_CHARS).str.strip()
+    frame["weight"] = [next((i for i, pattern in enumerate(TELLING) if re.search(pattern, text)), 9) for text in frame["text"]]
+    frame["alike"] = (
+        frame["text"].str.replace(r"^\S*\[?rank\s?\d+\]?:?\s*", "", regex=True).str.replace(r"0x[0-9a-f]+|\d+", "0", regex=True)
+    )
+    groups = []
+    for (arm, _), rows in frame.groupby(["arm", "alike"], sort=False):
+        first = rows.iloc[0]
+        where = place(folder, first["source"], arm, first["repeat"], first["line"])
+        found = Line(
+            arm=str(arm),
+            who=words.ranks(rows["rank"]),
+            text=words.clip(first["text"], LINE_CHARS),
+            count=len(rows),
+            place=where,
+        )
+        groups.append((int(first["weight"]), ARMS_BY_INTEREST.index(str(arm)), found))
+    groups.sort(key=lambda item: item[:2])
+    return tuple(found for _, _, found in groups[:LINES])
+
+
+def _matches(column: Any, pattern: str) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.match_substring_regex(column, pattern)
+
+
+def partings(folder: RunFolder) -> tuple[Parting, ...]:
+    """For each arm whose ranks did not all come equally far, or wait: the last collective of every rank."""
+    frame = folder.frame(
+        "collectives", "t_ns", "rank", "source", "kind", "group", "group_desc", "op", "seq", "op_id", "state", "retired",
+        "t_started_ns", "t_completed_ns", "call_site",
+    )  # fmt: skip
+    found = []
+    for arm in ARMS_BY_INTEREST:
+        repeat = folder.traced_repeat(arm)
+        mine = frame[(frame["arm"] == arm) & (frame["repeat"] == repeat) & frame["rank"].notna()]
+        rows: list[Last] = []
+        sentences = []
+        for group, members in last_dump(mine).groupby("group", dropna=False, sort=False):
+            found_rows, sentence = _parting_of_group(folder, str(group), members)
+            if sentence:
+                rows.extend(found_rows)
+                sentences.append(sentence)
+        if rows:
+            found.append(Parting(arm=arm, sentence=" ".join(sentences[:GROUPS]), rows=tuple(rows[: 4 * ROWS])))
+    return tuple(found)
+
+
+def _parting_of_group(folder: RunFolder, group: str, frame: pd.DataFrame) -> tuple[list[Last], str]:
+    frame = frame[frame["seq"].notna() & frame["kind"].ne("p2p").fillna(True)]
+    if frame.empty:
+        return [], ""
+    last = frame.sort_values(["seq", "t_ns"], kind="stable").groupby("rank").last()
+    furthest = int(last["seq"].max())
+    rows = []
+    for rank, row in last.iterrows():
+        rows.append(
+            Last(
+                rank=int(rank),
+                group=words.clip(row["group_desc"] if isinstance(row["group_desc"], str) and row["group_desc"] else group, 60),
+                entered=f"{words.clip(row['op'], 40)} #{int(row['seq'])}",
+                state="done" if row["done"] else "waiting",
+                behind=furthest - int(row["seq"]),
+                call_site=words.clip(row["call_site"], 160) if isinstance(row["call_site"], str) else "",
+                place=place(folder, row["source"], row["arm"], row["repeat"]),
+            )
+        )
+    late = [row.rank for row in rows if row.behind > 0]
+    waiting = [row.rank for row in rows if row.behind == 0 and row.state == "waiting"]
+    ops = {row.entered for row in rows if row.behind == 0}
+    name = rows[0].group
+    if late:
+        ahead = next(row for row in rows if row.behind == 0)
+        verb = "wait" if len(waiting) > 1 else "waits"
+        what = f"; {words.ranks(waiting)} {verb} there" if waiting else ""
+        return rows, f"In group {name}, {words.ranks(late)} never entered {ahead.entered}{what}."
+    if len(ops) > 1:
+        return rows, f"In group {name} the ranks met with different operations: {words.listed(sorted(ops))}."
+    if waiting:
+        return rows, f"In group {name} every rank entered {rows[0].entered}, and {words.ranks(waiting)} never left it."
+    return [], ""
+
+
+def stacks(folder: RunFolder) -> tuple[Stack, ...]:
+    """Main threads at the last dump of each rank, equal ones together: the few that stood elsewhere come first."""
+    frame = folder.frame("stacks", "t_ns", "rank", "source", "thread_name", "active", "top", "frames", "digest")
+    frame = frame[frame["rank"].notna() & frame["frames"].notna()]
+    found: list[Stack] = []
+    for arm in ARMS_BY_INTEREST:
+        mine = frame[frame["arm"] == arm]
+        if mine.empty:
+            continue
+        counts = mine.groupby("repeat")["rank"].nunique()
+        mine = mine[mine["repeat"] == counts[counts == counts.max()].index[-1]]
+        mine = mine.assign(main=mine["thread_name"].astype(str).str.contains("MainThread"))
+        last = mine.sort_values(["main", "t_ns"], kind="stable", na_position="first").groupby("rank").last().reset_index()
+        groups = sorted(last.groupby("digest", dropna=False, sort=False), key=lambda item: len(item[1]))
+        largest = len(groups[-1][1])
+        for _, rows in groups[:GROUPS]:
+            first = rows.iloc[0]
+            frames = [words.clip(text, 160) for text in str(first["frames"]).split(";", FRAMES_OF_A_STACK)]
+            if len(frames) > FRAMES_OF_A_STACK:
+                frames[-1] = "(outer frames left out)"
+            found.append(
+                Stack(
+                    arm=arm,
+                    who=words.ranks(rows["rank"]),
+                    count=len(rows),
+                    top=words.clip(first["top"] if isinstance(first["top"], str) else frames[0], 160),
+                    frames=tuple(frames),
+                    minority=len(groups) > 1 and len(rows) < largest,
+                    places=tuple(place(folder, row["source"], arm, row["repeat"]) for _, row in rows.head(3).iterrows()),
+                )
+            )
+    return tuple(found)
+
+
+def tables(folder: RunFolder) -> tuple[Table, ...]:
+    """Counts that tell the arms apart: system calls, kernel events, file events, and what the worker reported."""
+    made = (
+        _calls(folder),
+        _counts(folder, "perf_counts", "event", "count", "Kernel events", "event"),
+        _files(folder),
+        _events(folder),
+    )
+    return tuple(table for table in made if table is not None)
+
+
+def _calls(folder: RunFolder) -> Table | None:
+    frame = folder.frame("syscalls", "source", "kind", "name", "errno", "duration_s")
+    frame = frame[frame["kind"].eq("syscall").fillna(False)]
+    failed = frame["errno"].notna()
+    frame = frame.assign(
+        what=frame["name"].astype(str).where(~failed, frame["name"].astype(str) + " failed with " + frame["errno"].astype(str))
+    )
+    return _pivot(folder, frame, "syscalls", "System calls", "call", "In the traced repeat of each arm, all ranks together.")
+
+
+def _counts(folder: RunFolder, name: str, what: str, weight: str, title: str, noun: str) -> Table | None:
+    frame = folder.frame(name, "source", what, weight)
+    frame = frame.assign(what=frame[what].astype(str), weight=frame[weight]) if len(frame) else frame
+    return _pivot(folder, frame, name, title, noun, "In the traced repeat of each arm, all ranks together.")
+
+
+def _files(folder: RunFolder) -> Table | None:
+    frame = folder.frame("file_events", "source", "kind", "path", "holders")
+    if frame.empty:
+        return None
+    short = frame["path"].astype(str).str.rsplit("/", n=1).str[-1].str.slice(0, 60)
+    frame = frame.assign(what=frame["kind"].astype(str) + " " + short)
+    note = "In the traced repeat of each arm."
+    held = _holders(frame["holders"].dropna())
+    if held:
+        note += f" Seen with the files open: {held}."
+    return _pivot(folder, frame, "file_events", "File events", "event and file", note)
+
+
+def _holders(values: Iterable[Any]) -> str:
+    names: dict[str, int] = {}
+    for text in list(values)[:5000]:
+        try:
+            for entry in json.loads(text):
+                name = words.clip(entry[1], 40)
+                names[name] = names.get(name, 0) + 1
+        except (ValueError, TypeError, IndexError):
+            continue
+    return words.listed(sorted(names, key=lambda name: -names[name]), 5)
+
+
+def _events(folder: RunFolder) -> Table | None:
+    frame = folder.frame("events", "source", "kind", "name")
+    if frame.empty:
+        return None
+    named = frame["name"].notna() & frame["name"].ne("").fillna(False)
+    frame = frame.assign(
+        what=frame["kind"].astype(str).where(~named, frame["kind"].astype(str) + " " + frame["name"].astype(str))
+    )
+    note = "In the traced repeat of each arm, all ranks together."
+    return _pivot(folder, frame, "events", "What the worker reported", "observation", note)
+
+
+def _pivot(folder: RunFolder, frame: pd.DataFrame, name: str, title: str, what: str, note: str) -> Table | None:
+    """Counts by thing and arm, those with the largest difference between arms first; None where nothing differs."""
+    arms = [arm for arm in folder.arms if arm in set(frame["arm"])]
+    chosen = [(arm, folder.traced_repeat(arm)) for arm in arms]
+    mine = (
+        pd.concat([frame[(frame["arm"] == arm) & (frame["repeat"] == repeat)] for arm, repeat in chosen]) if chosen else frame
+    )
+    if mine.empty:
+        return None
+    weight = mine["weight"].astype("Float64") if "weight" in mine else pd.Series(1, index=mine.index)
+    counts = (
+        weight.groupby([mine["what"].str.slice(0, 80), mine["arm"]])
+        .sum()
+        .unstack(fill_value=0)
+        .reindex(columns=arms, fill_value=0)
+    )
+    if len(arms) > 1:
+        counts["apart"] = counts[arms].max(axis=1) - counts[arms].min(axis=1)
+        counts = counts[counts["apart"] > 0]
+    else:
+        counts["apart"] = counts[arms[0]]
+    if counts.empty:
+        return None
+    counts = counts.sort_values("apart", ascending=False, kind="stable").head(ROWS)
+    rows = tuple((words.clip(thing, 80), *(words.number(row[arm]) for arm in arms)) for thing, row in counts.iterrows())
+    sources = [
+        place(folder, source, arm, repeat)
+        for arm, repeat in chosen
+        for source in mine.loc[(mine["arm"] == arm) & mine["source"].notna(), "source"].unique()[:2]
+    ]
+    return Table(
+        name=name, title=title, what=what, arms=tuple(arms), rows=rows, note=note,
+        places=tuple(item for item in sources if item.href is not None)[:6],
+    )  # fmt: skip

@@ -1,0 +1,234 @@
+"""What each rank did when: its life, its collectives, what it reported, and where nothing moved.
+
+Everything is computed here; `figures` only draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from dtprobe.report import words
+from dtprobe.report.load import RunFolder
+from dtprobe.report.series import Window, fault_windows, starts
+
+LANES = 16
+BARS = 240
+"""Bars a lane at most: neighbours closer than the width of a pixel become one."""
+MARKS = 40
+STALL_S = 1.0
+STALL_SHARE = 0.15
+"""A stall is at least a second and this share of the arm: shorter gaps are the ordinary pace of a job."""
+QUIET = ("fault_begin", "fault_end")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A stretch of a lane in seconds after the arm began. `kind` is collective, waiting or stall."""
+
+    begin_s: float
+    end_s: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A moment of a lane: an event that the worker reported."""
+
+    t_s: float
+    text: str
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """One rank: from its start to its end, what it did in between, how it ended."""
+
+    rank: int | None
+    begin_s: float
+    end_s: float
+    ending: str
+    bad: bool
+    spans: tuple[Span, ...]
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """One arm run on its own clock. `left_out` ranks did what others did and are not drawn."""
+
+    arm: str
+    repeat: int
+    length_s: float
+    lanes: tuple[Lane, ...]
+    windows: tuple[Window, ...]
+    suspected_s: tuple[float, ...]
+    left_out: int
+    summary: str
+
+
+def timelines(folder: RunFolder) -> tuple[Timeline, ...]:
+    """A timeline of each arm's traced repeat: the fault first, as that is what the reader came for."""
+    windows = fault_windows(folder)
+    collectives = folder.frame(
+        "collectives",
+        "t_ns",
+        "rank",
+        "kind",
+        "group",
+        "op",
+        "seq",
+        "op_id",
+        "state",
+        "retired",
+        "t_started_ns",
+        "t_completed_ns",
+    )
+    events = folder.frame("events", "t_ns", "rank", "kind", "name")
+    made = [_timeline(folder, arm, collectives, events, windows) for arm in ("fault", "mitigated", "control")]
+    return tuple(item for item in made if item is not None and item.lanes)
+
+
+def last_dump(collectives: pd.DataFrame) -> pd.DataFrame:
+    """One row a collective of a rank, in the order of time, with `done`: whether it is known to have left the collective.
+
+    A recorder may have dumped several times; a completion that any dump saw counts, `retired` is what the last one says.
+    """
+    key = ["arm", "repeat", "rank", "group", "kind", "seq", "op_id", "t_ns"]
+    rows = collectives.dropna(subset=["t_ns"])
+    rows = rows.groupby(key, dropna=False, as_index=False, sort=False).last().sort_values("t_ns", kind="stable")
+    retired = rows["retired"].astype("boolean").fillna(False).astype(bool)
+    completed = rows["state"].astype("string").eq("completed").fillna(False).astype(bool)
+    return rows.assign(done=retired | completed | rows["t_completed_ns"].notna())
+
+
+def _timeline(
+    folder: RunFolder, arm: str, collectives: pd.DataFrame, events: pd.DataFrame, windows: tuple[Window, ...]
+) -> Timeline | None:
+    repeat = folder.traced_repeat(arm)
+    run = folder.arm_run(arm, repeat)
+    if run is None or repeat is None:
+        return None
+    start = starts(folder).get((arm, repeat))
+    if start is None:
+        return None
+    ended = run.get("ended_ns") or max(
+        [start, *events.loc[(events["arm"] == arm) & (events["repeat"] == repeat), "t_ns"].dropna().tolist()]
+    )
+    length_s = (ended - start) / 1e9
+    mine = last_dump(collectives[(collectives["arm"] == arm) & (collectives["repeat"] == repeat)])
+    seen = events[(events["arm"] == arm) & (events["repeat"] == repeat) & ~events["kind"].isin(QUIET)].dropna(subset=["t_ns"])
+    members = [item for item in run.get("ranks") or [] if isinstance(item, dict)]
+    lanes = [_lane(item, start, length_s, mine, seen, bool(run.get("timed_out"))) for item in members]
+    # with more ranks than fit, those that ended badly or stalled are the ones to see
+    chosen = sorted(lanes, key=lambda lane: (not lane.bad, not any(span.kind == "stall" for span in lane.spans)))[:LANES]
+    shown = tuple(lane for lane in lanes if lane in chosen)
+    suspected = tuple(
+        (item["t_ns"] - start) / 1e9
+        for item in run.get("suspected") or []
+        if isinstance(item, dict) and item.get("t_ns") is not None
+    )
+    return Timeline(
+        arm=arm,
+        repeat=repeat,
+        length_s=max(length_s, 1e-3),
+        lanes=shown,
+        windows=tuple(window for window in windows if window.arm == arm),
+        suspected_s=suspected[:8],
+        left_out=len(lanes) - len(shown),
+        summary=_summary(arm, length_s, shown),
+    )
+
+
+def _lane(
+    member: dict, start: int, length_s: float, collectives: pd.DataFrame, events: pd.DataFrame, arm_timed_out: bool
+) -> Lane:
+    rank = member.get("rank")
+    wall_s = member.get("wall_s")
+    end_s = min(float(wall_s), length_s) if wall_s is not None else length_s
+    bad = bool(member.get("exit_code")) or member.get("signal") is not None or bool(member.get("timed_out"))
+    late = member.get("timed_out", arm_timed_out and member.get("exit_code") is None)
+    spans = _spans(collectives[collectives["rank"].eq(rank).fillna(False)], start, end_s, length_s)
+    own = events[events["rank"].eq(rank).fillna(False)].sort_values("t_ns", kind="stable")
+    moments = [(int(t) - start) / 1e9 for t in own["t_ns"]]
+    named = [
+        words.clip(name if isinstance(name, str) and name else kind, 32)
+        for kind, name in zip(own["kind"], own["name"], strict=True)
+    ]
+    marks = _marks(moments, named, length_s)
+    stalls = _stalls([span.begin_s for span in spans] + moments, end_s, length_s) if spans or moments else []
+    return Lane(
+        rank=rank,
+        begin_s=0.0,
+        end_s=end_s,
+        ending=words.ending(member.get("exit_code"), member.get("signal"), late),
+        bad=bad,
+        spans=(*stalls, *spans),
+        marks=tuple(marks),
+    )
+
+
+def _spans(rows: pd.DataFrame, start: int, end_s: float, length_s: float) -> list[Span]:
+    """Bars of one rank's collectives; those without a known completion last to the next one, or for ever where not retired."""
+    spans: list[Span] = []
+    least = length_s / BARS
+    run_of = 0
+    for row in rows.itertuples():
+        begin_s = (int(row.t_ns) - start) / 1e9
+        known = not pd.isna(row.t_completed_ns)
+        finish_s = (int(row.t_completed_ns) - start) / 1e9 if known else begin_s if row.done else end_s
+        kind = "collective" if row.done else "waiting"
+        number = "" if pd.isna(row.seq) else f" #{int(row.seq)}"
+        text = f"{words.clip(row.op, 40)}{number}"
+        if spans and kind == "collective" and spans[-1].kind == kind and begin_s - spans[-1].end_s < least:
+            run_of += 1
+            before = spans[-1]
+            first = before.text.split(" to ")[0] if run_of > 1 else before.text
+            spans[-1] = Span(begin_s=before.begin_s, end_s=max(before.end_s, finish_s), kind=kind, text=f"{first} to {text}")
+            continue
+        run_of = 0
+        spans.append(Span(begin_s=begin_s, end_s=max(finish_s, begin_s), kind=kind, text=text))
+    return spans
+
+
+def _marks(moments: list[float], names: list[str], length_s: float) -> list[Mark]:
+    marks: list[Mark] = []
+    least = length_s / BARS * 2
+    for t_s, name in zip(moments, names, strict=True):
+        if marks and marks[-1].text == name and t_s - marks[-1].t_s < least * marks[-1].count:
+            marks[-1] = Mark(t_s=marks[-1].t_s, text=name, count=marks[-1].count + 1)
+        else:
+            marks.append(Mark(t_s=t_s, text=name))
+    if len(marks) > MARKS:  # evenly thinned; the first and last of a kind say most
+        keep = {round(i * (len(marks) - 1) / (MARKS - 1)) for i in range(MARKS)}
+        marks = [mark for i, mark in enumerate(marks) if i in keep]
+    return marks
+
+
+def _stalls(moments: list[float], end_s: float, length_s: float) -> list[Span]:
+    """Gaps between a rank's signs of life that are long for this arm. The time before the first sign is start-up, no stall."""
+    ordered = sorted(moments)
+    least = max(STALL_S, STALL_SHARE * length_s)
+    gaps = zip(ordered, [*ordered[1:], end_s], strict=True)
+    return [
+        Span(begin_s=a, end_s=b, kind="stall", text=f"nothing for {words.number(b - a, 's')}")
+        for a, b in gaps
+        if b - a >= least
+    ]
+
+
+def _summary(arm: str, length_s: float, lanes: tuple[Lane, ...]) -> str:
+    parts = []
+    for lane in lanes[:LANES]:
+        waiting = [span for span in lane.spans if span.kind == "waiting"]
+        stalls = [span for span in lane.spans if span.kind == "stall"]
+        text = f"rank {lane.rank}: {lane.ending}"
+        if waiting:
+            text += f", waited in {waiting[-1].text} for {words.number(waiting[-1].end_s - waiting[-1].begin_s, 's')}"
+        elif stalls:
+            longest = max(stalls, key=lambda span: span.end_s - span.begin_s)
+            text += f", {longest.text} from {words.number(longest.begin_s, 's')}"
+        parts.append(text)
+    return f"Timeline of the {arm} arm, {words.number(length_s, 's')} long. {'; '.join(parts)}."

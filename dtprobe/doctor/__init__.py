@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -100,8 +101,9 @@ class DoctorReport:
 class Doctor:
     """Answers about one machine, each found out once."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, machine: Machine | None = None, *, environ: Mapping[str, str] = os.environ) -> None:
+        """`machine` is this one, in the environment `environ`, where it is left out."""
+        self.machine = machine or Machine(environ=environ)
         self._answers: dict[str, Answer] = {}
         self._lock = threading.Lock()
 
@@ -120,9 +122,9 @@ class Doctor:
         """None where the machine has it, else why not; raises UsageError for an unknown name."""
         return self.answer(name).unavailable
 
-    def unmet(self, names: Iterable[str]) -> tuple[Answer, ...]:
-        """Those of the named capabilities that the machine lacks."""
-        return tuple(answer for name in names if (answer := self.answer(name)).unavailable is not None)
+    def unmet(self, names: Iterable[str]) -> dict[str, Unavailable]:
+        """Those of the named capabilities that the machine lacks, and why."""
+        return {name: why for name in names if (why := self.capability(name)) is not None}
 
     def runnable(self, scenario: Scenario) -> Unavailable | None:
         """None where every need of the scenario is met, else all reasons in one; `Missing` where packages alone would do."""
@@ -158,22 +160,21 @@ class Doctor:
             return Answer(name, "", Unavailable(error.message, error.remedy))
 
 
-def together(unmet: Iterable[Answer]) -> Unavailable | None:
+def together(unmet: Mapping[str, Unavailable]) -> Unavailable | None:
     """Several unmet needs as one reason and remedy, None for none; `Missing` only where every one of them is."""
-    reasons = [(answer.name, answer.unavailable) for answer in unmet if answer.unavailable is not None]
-    if not reasons:
+    if not unmet:
         return None
-    kind = Missing if all(isinstance(why, Missing) for _, why in reasons) else Unavailable
-    return kind(
-        "; ".join(f"{name}: {why.reason}" for name, why in reasons),
-        "; ".join(dict.fromkeys(why.remedy for _, why in reasons if why.remedy)),
-    )
+    reason = "; ".join(f"{name}: {why.reason}" for name, why in unmet.items())
+    missing = [why for why in unmet.values() if isinstance(why, Missing)]
+    if len(missing) == len(unmet):
+        return Missing.all(missing, reason)
+    return Unavailable(reason, "; ".join(dict.fromkeys(why.remedy for why in unmet.values() if why.remedy)))
 
 
 @cache
 def here() -> Doctor:
     """The doctor of this machine, as its environment is at the first call."""
-    return Doctor(Machine())
+    return Doctor()
 
 
 def capability(name: str) -> Unavailable | None:

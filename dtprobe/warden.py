@@ -161,6 +161,7 @@ class Warden:
         self._numbers += 1
         child = Child(self._numbers, pid, hold_write, status_read, request["argv"][0])
         self.children[pid] = child
+        self.segments.own(pid)
         problem = None
         if isinstance(self.group, Path):
             try:
@@ -218,6 +219,7 @@ class Warden:
                 return
             if pid == 0:
                 return
+            self.segments.own(pid)
             code = os.waitstatus_to_exitcode(status)
             ended = {
                 "pid": pid,
@@ -243,6 +245,8 @@ class Warden:
             with suppress(OSError):  # the walk below ends the same processes one by one
                 undo.kill_cgroup(self.group)
         left = processes.end(lambda: processes.descendants(os.getpid()), within_s=within_s, reap=self._reap)
+        # Whom the kill met between making a segment and being looked at has been reaped, and so is known.
+        self.segments.look(self.ledger)
         return [f"{processes.describe(one)} could not be ended" for one in left] + self.segments.sweep(self.ledger)
 
     def _take_down(self, within_s: float) -> list[str]:

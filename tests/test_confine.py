@@ -76,6 +76,14 @@ def eventually(true: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
+def settled(place: Place) -> list[str]:
+    """What is left of the run once nothing is, or after our patience."""
+    give_up = time.monotonic() + PATIENCE_S
+    while (left := place.left()) and time.monotonic() < give_up:
+        time.sleep(0.02)
+    return left
+
+
 def said(box: Confinement, lines: int) -> list[str]:
     """The first lines of the output, once they are all there."""
     path = box.scratch.parent.parent / "out"
@@ -435,7 +443,7 @@ def test_sigterm_to_the_warden_takes_the_run_down(place: Place) -> None:
     box = Confinement.open(place.run_id, environ=place.environ)
     start(box, "import time; time.sleep(600)")
     os.kill(box.warden_pid, signal.SIGTERM)
-    eventually(lambda: place.left() == [], "something stayed")
+    assert settled(place) == []
     box.close()
 
 
@@ -491,8 +499,7 @@ def killed_harness(place: Place, step: int, pause_s: float) -> list[str]:
     harness.kill()
     harness.wait()
     harness.stdout.close()
-    eventually(lambda: not place.left(), f"left after a SIGKILL {pause_s} s after {STEPS[step]}: {place.left()}")
-    return place.left()
+    return settled(place)
 
 
 @pytest.mark.parametrize("step", [0, 1, 3, 5, 7])

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dtprobe.errors import DtprobeError, UsageError
+from dtprobe.store.archive import BrokenFile, History, Reading, rows_of
 from dtprobe.store.files import MIN_FREE_BYTES, require_folder, require_space
-from dtprobe.store.history import BrokenFile, History, Reading, rows_of
 from dtprobe.store.runs import RESERVED, RUN_ID, RunFolder, folder_name
 
 __all__ = ["MIN_FREE_BYTES", "BrokenFile", "History", "Listed", "Reading", "RunFolder", "Store", "history"]

@@ -50,9 +50,7 @@ COLUMNS: Mapping[str, str] = {
 """Column -> Arrow type. One row a metric and arm; a run without metrics is one row with null `metric` and `arm`."""
 
 FOLD_AT = 200
-"""Single-run files at which they are folded into a block."""
 BLOCK_ROWS = 200_000
-"""A block with this many rows is left alone, smaller ones are folded together."""
 _STALE_NS = 3600 * 10**9
 _ATTEMPTS = 5
 
@@ -101,10 +99,15 @@ class Reading:
 
 
 class History:
-    """The history in a folder (`<out>/history`), which need not exist before the first `append`."""
+    """The history in a folder (`<out>/history`), which need not exist before the first `append`.
 
-    def __init__(self, folder: Path) -> None:
+    At `fold_at` single-run files folding is due; a block with `block_rows` rows is full and left alone.
+    """
+
+    def __init__(self, folder: Path, *, fold_at: int = FOLD_AT, block_rows: int = BLOCK_ROWS) -> None:
         self.folder = folder
+        self._fold_at = fold_at
+        self._block_rows = block_rows
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> Path:
         """Adds the rows of one finished run as a file named by the run; the same run again replaces it."""
@@ -139,8 +142,8 @@ class History:
         )
 
     def fold_if_due(self, now_ns: Callable[[], int]) -> None:
-        """`fold` when FOLD_AT single-run files have gathered. Called after each finished run."""
-        if sum(1 for path in self.files() if not path.name.startswith("block-")) >= FOLD_AT:
+        """`fold` when `fold_at` single-run files have gathered. Called after each finished run."""
+        if sum(1 for path in self.files() if not path.name.startswith("block-")) >= self._fold_at:
             self.fold(now_ns)
 
     def fold(self, now_ns: Callable[[], int]) -> Path | None:
@@ -162,7 +165,7 @@ class History:
         import pyarrow.parquet as pq
 
         with duckdb.connect() as connection:
-            small = [path for path in self.files() if not _is_full_block(path)]
+            small = [path for path in self.files() if not self._is_full(path)]
             broken = {bad.path for bad in _load(connection, small)}
             folded = [path for path in small if path not in broken]
             if len(folded) < 2:
@@ -178,6 +181,15 @@ class History:
         for path in folded:
             path.unlink(missing_ok=True)
         return block
+
+    def _is_full(self, path: Path) -> bool:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            return path.name.startswith("block-") and pq.read_metadata(path).num_rows >= self._block_rows
+        except (OSError, pa.ArrowException):
+            return False  # damaged: loading names it
 
 
 def rows_of(run: Mapping[str, Any], verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -215,16 +227,6 @@ def _schema() -> pa.Schema:
     import pyarrow as pa
 
     return pa.schema([(name, pa.type_for_alias(kind)) for name, kind in COLUMNS.items()])
-
-
-def _is_full_block(path: Path) -> bool:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return path.name.startswith("block-") and pq.read_metadata(path).num_rows >= BLOCK_ROWS
-    except (OSError, pa.ArrowException):
-        return False
 
 
 def _complaint(path: Path) -> str | None:

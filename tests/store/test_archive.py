@@ -1,0 +1,232 @@
+"""The history: nothing lost by any number of writers, damage named and passed over, folding that changes no answer."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from dtprobe.store import History, history
+from dtprobe.store.archive import COLUMNS, rows_of
+
+START = 1_750_000_000_000_000_000
+
+
+def rows(number: int, **more: Any) -> list[dict[str, Any]]:
+    run = {
+        "id": f"run-{number:05d}",
+        "scenario": "leak",
+        "variant": "",
+        "failure_mode": "gloo-thread-leak",
+        "started_ns": START + number,
+    }
+    run |= {"machine": {"host": "h", "python": "3.11.7"}, "git": {"commit": "abc", "dirty": False}, "seed": number}
+    verdict = {"verdict": "partly", "expected": "partly", "as_expected": True, "mitigation": "held", "torch": "2.13.0"}
+    metric = {
+        "control": 5.0,
+        "fault": 8.0 + number,
+        "mitigated": None,
+        "unit": "threads",
+        "intervals": {"control": [4.0, 6.0]},
+        "n": {"control": 3},
+    }
+    return rows_of(run, verdict | {"metrics": {"threads": metric}} | more)
+
+
+def filled(folder: Path, count: int) -> History:
+    made = History(folder / "history")
+    for number in range(count):
+        made.append(rows(number))
+    return made
+
+
+def test_a_run_is_one_row_a_metric_and_arm_that_was_measured(tmp_path: Path) -> None:
+    filled(tmp_path, 1)
+    frame = history(tmp_path).frame()
+    assert list(frame.columns) == list(COLUMNS)
+    control, fault = frame.to_dict("records")
+    assert (control["arm"], control["value"], control["low"], control["high"], control["n"]) == ("control", 5.0, 4.0, 6.0, 3)
+    assert (fault["arm"], fault["value"], pd.isna(fault["low"]), pd.isna(fault["n"])) == ("fault", 8.0, True, True)
+    assert (control["git"], control["host"], control["python"], control["seed"], control["unit"]) == (
+        "abc",
+        "h",
+        "3.11.7",
+        0,
+        "threads",
+    )
+
+
+def test_a_run_without_metrics_is_in_the_history_too(tmp_path: Path) -> None:
+    History(tmp_path / "history").append(rows(0, verdict="unsupported", metrics={}))
+    reading = history(tmp_path)
+    assert reading.frame()["verdict"].tolist() == ["unsupported"]
+    assert reading.overview()["runs"].tolist() == [1]
+
+
+def test_the_same_run_entered_twice_counts_once(tmp_path: Path) -> None:
+    made = filled(tmp_path, 2)
+    made.append(rows(1))
+    assert len(made.read().frame()) == 4
+
+
+def test_an_absent_history_is_an_empty_one(tmp_path: Path) -> None:
+    reading = history(tmp_path / "nowhere")
+    assert reading.frame().empty
+    assert reading.overview().empty
+    assert reading.broken == ()
+
+
+def test_the_overview_tells_the_last_verdict_of_each_scenario_and_torch(tmp_path: Path) -> None:
+    made = filled(tmp_path, 3)
+    made.append(rows(3, verdict="refuted", as_expected=False))
+    made.append(rows(4, torch="2.14.0"))
+    first, second = made.read().overview().to_dict("records")
+    assert (first["torch"], first["runs"], first["as_expected"], first["last_verdict"]) == ("2.13.0", 4, 3, "refuted")
+    assert not first["last_as_expected"]
+    assert first["last_run"] == "run-00003"
+    assert (second["torch"], second["runs"], second["last_verdict"]) == ("2.14.0", 1, "partly")
+
+
+def test_queries_take_parameters(tmp_path: Path) -> None:
+    reading = filled(tmp_path, 3).read()
+    answer = reading.sql("SELECT value FROM history WHERE arm = ? AND seed > ? ORDER BY value", ["fault", 0])
+    assert answer["value"].tolist() == [9.0, 10.0]
+
+
+def test_a_folder_whose_name_is_a_pattern_is_read_as_it_is_called(tmp_path: Path) -> None:
+    odd = tmp_path / "runs[1]*?'x"
+    filled(odd, 2)
+    assert len(history(odd).frame()) == 4
+    shutil.rmtree(odd)
+    assert history(odd).frame().empty
+
+
+def damage_footer(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def damage_page(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4:400] = b"\xff" * 396
+    path.write_bytes(bytes(data))
+
+
+def make_foreign(path: Path) -> None:
+    pd.DataFrame({"run": ["x"], "other": [1]}).to_parquet(path)
+
+
+def make_mistyped(path: Path) -> None:
+    frame = pd.read_parquet(path)
+    frame["started_ns"] = "yesterday"
+    frame.to_parquet(path)
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    "damage", [damage_footer, damage_page, make_foreign, make_mistyped, make_folder, lambda path: path.write_bytes(b"")]
+)
+@pytest.mark.parametrize("fold_first", [False, True])
+def test_a_broken_file_is_named_and_the_rest_is_read_and_folded(tmp_path: Path, damage: Any, fold_first: bool) -> None:
+    made = filled(tmp_path, 4)
+    if fold_first:
+        made.fold(lambda: START)
+        for number in (4, 5):
+            made.append(rows(number))
+    victim = made.files()[-1]
+    damage(victim)
+    reading = made.read()
+    assert [broken.path for broken in reading.broken] == [victim]
+    assert reading.broken[0].reason
+    sound = 10 if fold_first else 6
+    assert len(reading.frame()) == sound
+    made.fold(lambda: START)
+    assert victim.exists()
+    again = made.read()
+    assert len(again.frame()) == sound
+    assert [broken.path for broken in again.broken] == [victim]
+
+
+def test_folding_keeps_every_row_and_leaves_one_file(tmp_path: Path) -> None:
+    made = filled(tmp_path, 7)
+    before = made.read().frame()
+    block = made.fold(lambda: START)
+    assert made.files() == [block]
+    pd.testing.assert_frame_equal(made.read().frame(), before)
+    for number in range(7, 9):
+        made.append(rows(number))
+    made.fold(lambda: START)
+    assert len(made.files()) == 1
+    assert len(made.read().frame()) == 18
+
+
+def test_a_fold_killed_between_writing_and_removing_counts_nothing_twice(tmp_path: Path) -> None:
+    made = filled(tmp_path, 3)
+    shutil.copytree(made.folder, tmp_path / "kept")
+    before = made.read().frame()
+    made.fold(lambda: START)
+    for path in (tmp_path / "kept").glob("*.parquet"):
+        shutil.copy(path, made.folder)
+    assert len(made.files()) == 4
+    pd.testing.assert_frame_equal(made.read().frame(), before)
+    made.fold(lambda: START)
+    pd.testing.assert_frame_equal(made.read().frame(), before)
+
+
+def test_folding_comes_by_itself_and_leaves_full_blocks_alone(tmp_path: Path) -> None:
+    made = History(tmp_path / "history", fold_at=5, block_rows=10)
+    for number in range(12):
+        made.append(rows(number))
+        made.fold_if_due(lambda: START)
+    assert [path.name.startswith("block-") for path in made.files()] == [True, True, False, False]
+    assert len(made.read().frame()) == 24
+
+
+def test_temporary_files_of_dead_writers_are_removed_when_old_only(tmp_path: Path) -> None:
+    made = filled(tmp_path, 1)
+    left = made.folder / ".run.parquet.1234.tmp"
+    left.write_bytes(b"PAR1")
+    now = left.stat().st_mtime_ns
+    made.fold(lambda: now + 60 * 10**9)
+    assert left.exists()
+    made.fold(lambda: now + 7200 * 10**9)
+    assert not left.exists()
+    assert len(made.read().frame()) == 2
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from dtprobe.store import History
+made = History(Path(sys.argv[1]), fold_at=7)
+for number in range(60):
+    made.append([{"run": f"{sys.argv[2]}-{number}", "scenario": "s", "started_ns": number, "metric": "m", "arm": arm, "value": number} for arm in ("control", "fault")])
+    made.fold_if_due(lambda: 0)
+"""
+
+
+def test_writers_that_fold_at_the_same_time_lose_nothing_and_a_reader_sees_no_gap(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    writers = [subprocess.Popen((sys.executable, "-c", WRITER, str(folder), name)) for name in ("a", "b")]
+    seen = [0]
+    try:
+        while any(writer.poll() is None for writer in writers):
+            reading = History(folder).read()
+            assert reading.broken == ()
+            counts = reading.sql("SELECT count(*) AS n FROM history GROUP BY run")["n"]
+            assert set(counts) <= {2}, "a run is seen whole or not at all, and once"
+            seen.append(len(counts))
+    finally:
+        for writer in writers:
+            writer.wait(60)
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert seen == sorted(seen), "what was there once stays"
+    assert len(History(folder).read().sql("SELECT DISTINCT run FROM history")) == 120

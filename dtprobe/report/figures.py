@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 PANEL = (340, 200)
 WIDE = 920
 NARROW = 340
+LANE = 46
+"""Height of a rank's lane, in pixels like all sizes here."""
+GLYPH = 5.6
+"""Width of a letter of a label, about: the page's font is the reader's, so labels keep some distance."""
+HEAD_ROWS = 3
 _DASHES: Mapping[str, Any] = {"control": (0, (5, 2)), "fault": "solid", "mitigated": (0, (1.2, 1.4))}
 _DOTS: Mapping[str, str] = {"control": "s", "fault": "o", "mitigated": "D"}
 
@@ -75,29 +80,22 @@ def timeline(data: Timeline, width: int, length_s: float) -> tuple[Figure, dict[
     """A lane a rank on one clock of `length_s` seconds; also what each gid means, for `svg.inline`'s notes."""
     import matplotlib as mpl
 
-    lane_px, narrow = 46, width < 600
-    left = 50 if narrow else 60
+    left = 50 if width < 600 else 60
     with mpl.rc_context(style()):
-        figure, axes = _blank(width, lane_px * len(data.lanes) + 46, left=left, right=10, top=18, bottom=28)
+        per_px = length_s / (width - left - 10)
+        heads = [(window.begin_s, window.text, INK.fault) for window in data.windows]
+        heads += [(t_s, "hang suspected", INK.warn) for t_s in data.suspected_s[:1]]
+        placed = _rows_of_heads(heads, per_px, length_s)
+        top = 6 + 14 * (1 + max((row for row, *_ in placed), default=-1))
+        figure, axes = _blank(width, LANE * len(data.lanes) + top + 28, left=left, right=10, top=top, bottom=28)
         axes.set_xlim(-0.005 * length_s, length_s * 1.005)
         axes.set_ylim(len(data.lanes) - 0.4, -0.75)
-        per_px = length_s / (width - left - 10)
         for window in data.windows:
             axes.axvspan(window.begin_s, window.end_s, color=INK.fault, alpha=0.12, lw=0)
-            axes.text(window.begin_s, -0.72, f" {window.text}", color=INK.fault, size=10, va="bottom", clip_on=False)
         for t_s in data.suspected_s:
             axes.axvline(t_s, color=INK.warn, lw=1.5, ls=(0, (3, 2)))
-        if data.suspected_s:
-            edge = data.suspected_s[0] > length_s * 0.7
-            axes.text(
-                data.suspected_s[0],
-                -0.72,
-                "hang suspected",
-                color=INK.warn,
-                size=10,
-                va="bottom",
-                ha="right" if edge else "left",
-            )
+        for row, at, text, color in placed:
+            axes.text(at, -0.77 - row * 14 / LANE, text, color=color, size=10, va="bottom", clip_on=False)
         notes: dict[str, str] = {}
         for row, lane in enumerate(data.lanes):
             notes |= _lane(axes, row, lane, data.arm, per_px, length_s)
@@ -108,6 +106,23 @@ def timeline(data: Timeline, width: int, length_s: float) -> tuple[Figure, dict[
         return figure, notes
 
 
+def _rows_of_heads(
+    heads: Sequence[tuple[float, str, str]], per_px: float, length_s: float
+) -> list[tuple[int, float, str, str]]:
+    """(row, begin, text, colour) of the labels above the lanes: a label that would lie over another goes a row higher."""
+    ends: list[float] = []
+    placed = []
+    for t_s, text, color in sorted(heads):
+        size = len(text) * GLYPH * per_px
+        begin = max(0.0, min(t_s, length_s - size))
+        row = next((row for row, end in enumerate(ends) if begin >= end), len(ends))
+        if row == HEAD_ROWS:
+            continue
+        ends[row:] = [begin + size + 8 * per_px, *ends[row + 1 :]]
+        placed.append((row, begin, text, color))
+    return placed
+
+
 def _lane(axes: Axes, row: int, lane: Lane, arm: str, per_px: float, length_s: float) -> dict[str, str]:
     notes: dict[str, str] = {}
     axes.barh(row, lane.end_s - lane.begin_s, left=lane.begin_s, height=0.34, color=INK.lane, lw=0)
@@ -116,8 +131,10 @@ def _lane(axes: Axes, row: int, lane: Lane, arm: str, per_px: float, length_s: f
         width = max(span.end_s - span.begin_s, 2 * per_px)
         gid = f"span-{row}-{index}"
         notes[gid] = f"{span.text}, from {words.number(span.begin_s, 's')} for {words.number(span.end_s - span.begin_s, 's')}"
-        if span.kind == "stall":
-            axes.barh(row, width, left=span.begin_s, height=0.34, color=INK.warn, alpha=0.3, lw=0, gid=gid)
+        if span.kind == "start":
+            axes.text((span.begin_s + span.end_s) / 2, row, span.text, color=INK.muted, size=10, ha="center", va="center")
+        elif span.kind == "stall":
+            axes.barh(row, width, left=span.begin_s, height=0.34, color=INK.stall, lw=0, gid=gid)
             _write(axes, row, (span.begin_s + span.end_s) / 2, span.text, INK.text, per_px, taken, inside=width, limit=length_s)
         elif span.kind == "waiting":
             axes.barh(row, width, left=span.begin_s, height=0.34, fill=False, ec=ink(arm), hatch="////", lw=1.2, gid=gid)
@@ -147,7 +164,7 @@ def _write(
     limit: float, inside: float = 0.0, above: bool = False,
 ) -> None:  # fmt: skip
     """A label near a point of a lane, above or under it, unless it would lie over one that is already there."""
-    half = len(text) * 5.6 / 2 * per_px
+    half = len(text) * GLYPH / 2 * per_px
     center = min(max(at, half), limit - half)
     if inside and 2 * half < inside:
         axes.text(at, row, text, color=color, size=10, ha="center", va="center")

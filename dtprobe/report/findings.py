@@ -1,4 +1,4 @@
-"""The decisive evidence of a run, chosen from its frames: how the ranks ended, where they parted, what they printed, what differs.
+"""The decisive evidence of a run, chosen from its frames: how the ranks ended, where they parted, where they stood, what differs.
 
 Every finding names the artifact that shows it. Worker output is hostile input: texts are cut here, escaped by the renderers.
 """
@@ -6,7 +6,6 @@ Every finding names the artifact that shows it. Worker output is hostile input: 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,31 +13,13 @@ from typing import Any
 import pandas as pd
 
 from dtprobe.report import words
-from dtprobe.report.load import RunFolder
-from dtprobe.report.timeline import last_dump
+from dtprobe.report.load import Place, RunFolder
+from dtprobe.report.timeline import QUIET, last_dump
 
-LINES = 12
 GROUPS = 6
 ROWS = 10
 FRAMES_OF_A_STACK = 12
-LINE_CHARS = 400
 ARMS_BY_INTEREST = ("fault", "mitigated", "control")
-
-TELLING = (
-    r"(?:^|\]:?\s*)(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Timeout)\b(?::|$)",
-    r"terminate called|what\(\):|Segmentation fault|core dumped|Out of memory|\bKilled\b|NCCL WARN|CUDA error|Xid",
-    r"[Tt]imed out|Connection (?:reset|closed|refused)|Broken pipe|Address already in use|[Dd]esync|[Mm]ismatch|No space left",
-)
-"""What makes a line of output evidence, most telling first. RE2 syntax: pyarrow filters the file with it while reading."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a piece of evidence lies: a path in the run folder (`href` None where the file is gone), and its line."""
-
-    text: str
-    href: str | None
-    line: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +33,6 @@ class Outcome:
     of: int
     wall: str
     bad: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A line that ranks printed; `count` equal ones, numbers apart. `place` is the first."""
-
-    arm: str
-    who: str
-    text: str
-    count: int
-    place: Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +83,6 @@ class Table:
     places: tuple[Place, ...]
 
 
-def place(folder: RunFolder, source: Any, arm: Any, repeat: Any, line: Any = None) -> Place:
-    """The place in the run folder that a frame's `source` names."""
-    found = folder.artifact(source, arm, repeat)
-    text = str(found) if found is not None else words.clip(source, 120) if isinstance(source, str) else "no artifact"
-    return Place(text=text, href=str(found) if found is not None else None, line=None if pd.isna(line) else int(line))
-
-
 def outcomes(folder: RunFolder) -> tuple[Outcome, ...]:
     """How the ranks ended, arm by arm: ranks that always ended alike share a row."""
     rows = [
@@ -164,46 +127,6 @@ def outcomes(folder: RunFolder) -> tuple[Outcome, ...]:
     return tuple(found)
 
 
-def lines(folder: RunFolder) -> tuple[Line, ...]:
-    """The telling lines of the ranks' output: exceptions before symptoms, the fault arm before the others, equal ones once."""
-    import pyarrow.dataset as ds
-
-    column = ds.field("text")
-    condition = None
-    for pattern in TELLING:
-        match = _matches(column, pattern)
-        condition = match if condition is None else condition | match
-    frame = folder.frame("log_lines", "rank", "source", "line", "text", "kind", where=condition, rows=50_000)
-    frame = frame[frame["arm"].isin(folder.arms)]
-    if frame.empty:
-        return ()
-    frame["text"] = frame["text"].astype(str).str.slice(0, 4 * LINE_CHARS).str.strip()
-    frame["weight"] = [next((i for i, pattern in enumerate(TELLING) if re.search(pattern, text)), 9) for text in frame["text"]]
-    frame["alike"] = (
-        frame["text"].str.replace(r"^\S*\[?rank\s?\d+\]?:?\s*", "", regex=True).str.replace(r"0x[0-9a-f]+|\d+", "0", regex=True)
-    )
-    groups = []
-    for (arm, _), rows in frame.groupby(["arm", "alike"], sort=False):
-        first = rows.iloc[0]
-        where = place(folder, first["source"], arm, first["repeat"], first["line"])
-        found = Line(
-            arm=str(arm),
-            who=words.ranks(rows["rank"]),
-            text=words.clip(first["text"], LINE_CHARS),
-            count=len(rows),
-            place=where,
-        )
-        groups.append((int(first["weight"]), ARMS_BY_INTEREST.index(str(arm)), found))
-    groups.sort(key=lambda item: item[:2])
-    return tuple(found for _, _, found in groups[:LINES])
-
-
-def _matches(column: Any, pattern: str) -> Any:
-    import pyarrow.compute as pc
-
-    return pc.match_substring_regex(column, pattern)
-
-
 def partings(folder: RunFolder) -> tuple[Parting, ...]:
     """For each arm whose ranks did not all come equally far, or wait: the last collective of every rank."""
     frame = folder.frame(
@@ -242,7 +165,7 @@ def _parting_of_group(folder: RunFolder, group: str, frame: pd.DataFrame) -> tup
                 state="done" if row["done"] else "waiting",
                 behind=furthest - int(row["seq"]),
                 call_site=words.clip(row["call_site"], 160) if isinstance(row["call_site"], str) else "",
-                place=place(folder, row["source"], row["arm"], row["repeat"]),
+                place=folder.place(row["source"], row["arm"], row["repeat"]),
             )
         )
     late = [row.rank for row in rows if row.behind > 0]
@@ -289,7 +212,7 @@ def stacks(folder: RunFolder) -> tuple[Stack, ...]:
                     top=words.clip(first["top"] if isinstance(first["top"], str) else frames[0], 160),
                     frames=tuple(frames),
                     minority=len(groups) > 1 and len(rows) < largest,
-                    places=tuple(place(folder, row["source"], arm, row["repeat"]) for _, row in rows.head(3).iterrows()),
+                    places=tuple(folder.place(row["source"], arm, row["repeat"]) for _, row in rows.head(3).iterrows()),
                 )
             )
     return tuple(found)
@@ -349,6 +272,7 @@ def _holders(values: Iterable[Any]) -> str:
 
 def _events(folder: RunFolder) -> Table | None:
     frame = folder.frame("events", "source", "kind", "name")
+    frame = frame[~frame["kind"].isin(QUIET)]
     if frame.empty:
         return None
     named = frame["name"].notna() & frame["name"].ne("").fillna(False)
@@ -385,7 +309,7 @@ def _pivot(folder: RunFolder, frame: pd.DataFrame, name: str, title: str, what: 
     counts = counts.sort_values("apart", ascending=False, kind="stable").head(ROWS)
     rows = tuple((words.clip(thing, 80), *(words.number(row[arm]) for arm in arms)) for thing, row in counts.iterrows())
     sources = [
-        place(folder, source, arm, repeat)
+        folder.place(source, arm, repeat)
         for arm, repeat in chosen
         for source in mine.loc[(mine["arm"] == arm) & mine["source"].notna(), "source"].unique()[:2]
     ]

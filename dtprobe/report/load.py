@@ -11,12 +11,22 @@ from typing import Any
 import pandas as pd
 
 from dtprobe.errors import DtprobeError
+from dtprobe.report import words
 from dtprobe.scenario import ARMS
 
 ROWS = 2_000_000
 """Rows read of one frame at most; a report needs no more, and a frame of a billion rows must not take the machine down."""
 
 JSON_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a piece of evidence lies: a path in the run folder (`href` is None where the file is gone), and its line."""
+
+    text: str
+    href: str | None
+    line: int | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,25 @@ class RunFolder:
         found = [item for item in self.arm_runs if item.get("arm") == arm and item.get("repeat") == repeat]
         return found[-1] if found else None
 
+    def relative(self, source: str, arm: Any = None, repeat: Any = None) -> str:
+        """A frame's `source` as it reads from the run folder, whether or not the file still lies there."""
+        if isinstance(arm, str) and not pd.isna(repeat):
+            marker = f"/{arm}/{int(repeat)}/"
+            _, found, rest = source.rpartition(marker)
+            if found:
+                return (marker + rest).lstrip("/")
+        return source.removeprefix(f"{self.path}/")
+
+    def place(self, source: Any, arm: Any, repeat: Any, line: Any = None) -> Place:
+        """The place in the run folder that a frame's `source` names."""
+        found = self.artifact(source, arm, repeat)
+        named = self.relative(source, arm, repeat) if isinstance(source, str) else "no artifact"
+        return Place(
+            text=str(found) if found is not None else words.clip(named, 120),
+            href=str(found) if found is not None else None,
+            line=None if pd.isna(line) else int(line),
+        )
+
     def artifact(self, source: Any, arm: Any = None, repeat: Any = None) -> Path | None:
         """The artifact that a frame's `source` names, as a path inside the run folder; None where there is no such file.
 
@@ -94,12 +123,8 @@ class RunFolder:
         """
         if not isinstance(source, str) or not source or "\0" in source:
             return None
-        candidates = [self.path / source]
+        candidates = [self.path / self.relative(source, arm, repeat)]
         if isinstance(arm, str) and not pd.isna(repeat):
-            marker = f"/{arm}/{int(repeat)}/"
-            _, found, rest = source.rpartition(marker)
-            if found:
-                candidates.append(self.path / (marker + rest).lstrip("/"))
             candidates.append(self.path / arm / str(int(repeat)) / source)
         root = self.path.resolve()
         for candidate in candidates:

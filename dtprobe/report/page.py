@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from dtprobe.report import findings, series, timeline, words
+from dtprobe.report import findings, output, series, timeline, words
 from dtprobe.report.load import RunFolder
 from dtprobe.scenario import ARMS
 
@@ -46,6 +46,7 @@ class MetricRow:
     """A metric over the arms, ready to print, and the numbers behind it: arm -> (value, low, high)."""
 
     name: str
+    methods: str
     documented: str
     cells: tuple[Cell, ...]
     points: Mapping[str, tuple[float, float, float]]
@@ -75,10 +76,10 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True)
 class Suspicion:
-    """A hang that a recorder suspected while the job lived."""
+    """A hang that recorders suspected while the job lived, in how many repeats of an arm, and when."""
 
     arm: str
-    repeat: str
+    repeats: str
     at: str
     reason: str
 
@@ -111,7 +112,7 @@ class Page:
     timelines: tuple[timeline.Timeline, ...]
     outcomes: tuple[findings.Outcome, ...]
     partings: tuple[findings.Parting, ...]
-    lines: tuple[findings.Line, ...]
+    lines: tuple[output.Line, ...]
     stacks: tuple[findings.Stack, ...]
     tables: tuple[findings.Table, ...]
     suspicions: tuple[Suspicion, ...]
@@ -135,7 +136,7 @@ def build(folder: RunFolder) -> Page:
         name = f"{name}:{run['variant']}"
     kind = str(verdict.get("verdict") or "")
     badge, meaning = VERDICTS.get(kind, NO_VERDICT)
-    lines = findings.lines(folder)
+    lines = output.lines(folder)
     return Page(
         scenario=words.clip(name, 120),
         title=words.clip(text.get("title") or run.get("failure_mode") or name, 200),
@@ -242,6 +243,7 @@ def _metrics(folder: RunFolder) -> tuple[MetricRow, ...]:
         rows.append(
             MetricRow(
                 name=words.clip(str(name).replace("_", " "), 80),
+                methods=words.listed(dict.fromkeys(cell.method for cell in cells if cell.method)),
                 documented=words.clip(metric.get("documented") or "", 200),
                 cells=tuple(cells),
                 points=points,
@@ -252,21 +254,26 @@ def _metrics(folder: RunFolder) -> tuple[MetricRow, ...]:
 
 
 def _suspicions(folder: RunFolder) -> tuple[Suspicion, ...]:
-    found = []
+    seen: dict[tuple[str, str], list[tuple[Any, float | None]]] = {}
     for run in folder.arm_runs:
         for item in run.get("suspected") or []:
-            if not isinstance(item, dict):
-                continue
-            since = (item["t_ns"] - run["started_ns"]) / 1e9 if item.get("t_ns") and run.get("started_ns") else None
-            found.append(
-                Suspicion(
-                    arm=str(run.get("arm")),
-                    repeat=str(run.get("repeat")),
-                    at=f"after {words.number(since, 's')}" if since is not None else "",
-                    reason=words.clip(item.get("reason") or "", 400),
+            if isinstance(item, dict):
+                since = (item["t_ns"] - run["started_ns"]) / 1e9 if item.get("t_ns") and run.get("started_ns") else None
+                seen.setdefault((str(run.get("arm")), words.clip(item.get("reason") or "", 400)), []).append(
+                    (run.get("repeat"), since)
                 )
+    found = []
+    for (arm, reason), moments in seen.items():
+        times = [since for _, since in moments if since is not None]
+        found.append(
+            Suspicion(
+                arm=arm,
+                repeats=words.listed(dict.fromkeys(repeat for repeat, _ in moments)),
+                at=f"after {words.interval(min(times), max(times), 's')}" if times else "",
+                reason=reason,
             )
-    return tuple(found[:40])
+        )
+    return tuple(found[:20])
 
 
 def _costs(overhead: Any) -> tuple[Cost, ...]:

@@ -22,6 +22,7 @@ INK = SimpleNamespace(
     mitigated="#0a0007",
     warn="#0a0008",
     lane="#0a0009",
+    stall="#0a000a",
 )
 """What figures draw with. The page defines `--ink-text` and so on, once for light and once for dark."""
 

@@ -6,6 +6,7 @@ Everything is computed here; `figures` only draws.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pandas as pd
 
@@ -17,15 +18,16 @@ LANES = 16
 BARS = 240
 """Bars a lane at most: neighbours closer than the width of a pixel become one."""
 MARKS = 40
-STALL_S = 1.0
-STALL_SHARE = 0.15
-"""A stall is at least a second and this share of the arm: shorter gaps are the ordinary pace of a job."""
+STALL_S = 1.5
+STALL_SHARE = 0.2
+"""A stall is at least so long, and at least this share of the arm: shorter gaps are the ordinary pace of a job and its end."""
+START_UP_SHARE = 0.08
 QUIET = ("fault_begin", "fault_end")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A stretch of a lane in seconds after the arm began. `kind` is collective, waiting or stall."""
+    """A stretch of a lane in seconds after the arm began. `kind` is collective, waiting, stall or start."""
 
     begin_s: float
     end_s: float
@@ -158,7 +160,11 @@ def _lane(
         for kind, name in zip(own["kind"], own["name"], strict=True)
     ]
     marks = _marks(moments, named, length_s)
-    stalls = _stalls([span.begin_s for span in spans] + moments, end_s, length_s) if spans or moments else []
+    signs = sorted([span.begin_s for span in spans] + moments)
+    waits = [span.begin_s for span in spans if span.kind == "waiting"]
+    stalls = [stall for stall in _stalls(signs, end_s, length_s) if not waits or stall.end_s <= waits[0]]
+    if signs and signs[0] > START_UP_SHARE * length_s:
+        stalls.insert(0, Span(begin_s=0.0, end_s=min(signs[0], end_s), kind="start", text="start-up"))
     return Lane(
         rank=rank,
         begin_s=0.0,
@@ -209,13 +215,10 @@ def _marks(moments: list[float], names: list[str], length_s: float) -> list[Mark
 
 def _stalls(moments: list[float], end_s: float, length_s: float) -> list[Span]:
     """Gaps between a rank's signs of life that are long for this arm. The time before the first sign is start-up, no stall."""
-    ordered = sorted(moments)
     least = max(STALL_S, STALL_SHARE * length_s)
-    gaps = zip(ordered, [*ordered[1:], end_s], strict=True)
+    gaps = pairwise([*moments, end_s])
     return [
-        Span(begin_s=a, end_s=b, kind="stall", text=f"nothing for {words.number(b - a, 's')}")
-        for a, b in gaps
-        if b - a >= least
+        Span(begin_s=a, end_s=b, kind="stall", text=f"silent for {words.number(b - a, 's')}") for a, b in gaps if b - a >= least
     ]
 
 

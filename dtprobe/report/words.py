@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+MEASURES = ("B", "bytes", "s", "%")
+"""Units that numbers are scaled to or cannot be read without; any other is a word beside the number."""
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
 _SIGNALS |= {13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 18: "SIGCONT", 19: "SIGSTOP"}
@@ -43,10 +45,13 @@ def _digits(value: float) -> str:
 
 
 def interval(low: Any, high: Any, unit: str = "") -> str:
-    """Both ends of an interval with the unit once where they share it; empty where there is none."""
+    """Both ends of an interval; the unit once where they share it, none where it is a mere word. Empty where there is none."""
     if low is None or high is None or pd.isna(low) or pd.isna(high):
         return ""
+    unit = unit if unit in MEASURES else ""
     first, last = number(low, unit), number(high, unit)
+    if first == last:
+        return first
     head, _, tail = first.partition(" ")
     if tail and last.endswith(f" {tail}"):
         first = head

@@ -109,6 +109,10 @@ class Ledger:
                 problems.append(str(error))
         return problems
 
+    def forget_kernel_state(self) -> None:
+        """Drop what the restart of the machine has undone: its pids and names may by now be somebody else's."""
+        self.pending = {number: entry for number, entry in self.pending.items() if entry.kind in undo.LASTING}
+
     def release(self) -> None:
         """Close the file and leave it as it is."""
         os.close(self._descriptor)

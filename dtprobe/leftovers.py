@@ -51,6 +51,8 @@ def find(environ: Mapping[str, str] = os.environ) -> list[Leftover]:
                 found.append(Leftover(path.stem, "journal", str(path), problem=str(error)))
             continue
         if _dead(owner):
+            if not owner.same_boot():
+                journal.forget_kernel_state()
             things = [(entry.kind, undo.remaining(entry.kind, entry.data)) for entry in journal.pending.values()]
             found += [Leftover(owner.run_id, kind, what) for kind, what in things if what]
             found.append(Leftover(owner.run_id, "journal", f"journal {path}"))
@@ -103,7 +105,11 @@ def _undo(owner: Owner, journal: Ledger) -> list[str]:
     def members() -> list[Process]:
         return [one for one, _ in processes.marked(owner.run_id) if one.pid not in spared]
 
-    left = processes.end(members, within_s=KILL_WITHIN_S) if owner.same_boot() else []
+    left = []
+    if owner.same_boot():
+        left = processes.end(members, within_s=KILL_WITHIN_S)
+    else:
+        journal.forget_kernel_state()
     problems = [f"{processes.describe(one)} could not be ended" for one in left] + journal.revert_all()
     journal.close()
     return problems

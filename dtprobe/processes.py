@@ -71,6 +71,12 @@ def read(pid: int) -> Process | None:
     return Process(pid, int(fields[1]), fields[0], int(fields[3]), int(fields[19]), head.partition("(")[2])
 
 
+def running(pid: int) -> bool:
+    """Whether a process of that pid runs; one that ended and was not waited for does not."""
+    found = read(pid)
+    return found is not None and not found.ended
+
+
 def identity(pid: int) -> Identity | None:
     """The lasting name of a running process, or None where there is none."""
     found = read(pid)
@@ -186,6 +192,7 @@ def end(targets: Callable[[], Iterable[Process]], *, within_s: float, reap: Call
         reap()
         left = [one for one in targets() if not one.ended]
         if not left:
+            reap()  # who has ended since
             return []
         for one in left:
             try:

@@ -69,7 +69,7 @@ class Segments:
         """Remove the segments of processes that have ended; what could not be removed, in words."""
         problems = []
         for what, ticket in list(self._tickets.items()):
-            if isinstance(what, int) and processes.read(what) is not None:
+            if isinstance(what, int) and processes.running(what):
                 continue
             try:
                 ledger.revert(ticket)

@@ -114,7 +114,7 @@ def segments(data: Data) -> list[Path]:
     if "name" in data:
         path = SHM / data["name"]
         return [path] if path.exists() else []
-    if processes.read(data["pid"]) is not None:
+    if processes.running(data["pid"]):
         return []
     return [path for path in SHM.glob(f"torch_{data['pid']}_*") if path.lstat().st_uid == os.geteuid()]
 
@@ -258,6 +258,9 @@ KINDS: Mapping[str, Callable[[Data], None]] = {
     "command": _command,
 }
 """Kind -> how it is undone."""
+
+LASTING = ("temp_dir", "file")
+"""Kinds whose things outlive a restart of the machine; the others are state of the running kernel, and gone with it."""
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "temp_dir": ("path",),

@@ -237,13 +237,13 @@ def _python_path(environ: Mapping[str, str]) -> str:
     return f"{root}:{old}" if old else root
 
 
-def _wrapped(attached: Sequence[Recorder | Injection], rank: int, argv: tuple[str, ...]) -> tuple[str, ...]:
+def _wrapped(attached: Sequence[Recorder | Injection], rank: int | None, argv: tuple[str, ...]) -> tuple[str, ...]:
     for one in attached:
         argv = one.wrap(rank, argv)
     return argv
 
 
-def _environ(attached: Sequence[Recorder | Injection], rank: int) -> dict[str, str]:
+def _environ(attached: Sequence[Recorder | Injection], rank: int | None) -> dict[str, str]:
     """All variables; search paths are joined, since more than one recorder or injection may bring a hook or a library."""
     found: dict[str, str] = {}
     for one in attached:

@@ -162,7 +162,9 @@ def overhead(records: Sequence[ArmRecord], evidence: Evidence) -> dict[str, dict
     with bare runs, the traced repeat with the other probed ones.
     """
     works = evidence.events("work")
-    bare, light, heavy = {}, {}, {}
+    bare: dict[int, tuple[float, str, tuple[str, ...]]] = {}
+    light: dict[int, tuple[float, str, tuple[str, ...]]] = {}
+    heavy: dict[int, tuple[float, str, tuple[str, ...]]] = {}
     for record in records:
         if record.plan.name != "control":
             continue

@@ -20,7 +20,7 @@ from dtprobe.confine import Confinement
 from dtprobe.errors import DtprobeError, Unavailable, UsageError
 from dtprobe.probes import RankProcess
 
-LAUNCHERS: Mapping[str, str] = {"local": "local:Local", "torchrun": "torchrun:Torchrun"}
+LAUNCHERS: Mapping[str, str] = {"local": "local:Local", "torchrun": "torchrun:Torchrun", "command": "command:Command"}
 """Name -> module and class."""
 
 LOOPBACK = "127.0.0.1"
@@ -38,11 +38,11 @@ FROM_A_LAUNCHER = (
 LAUNCHER_PREFIXES = ("TORCHELASTIC_", "PET_", "ROLE_", "GROUP_")
 
 
-def _as_it_is(rank: int, argv: tuple[str, ...]) -> tuple[str, ...]:
+def _as_it_is(rank: int | None, argv: tuple[str, ...]) -> tuple[str, ...]:
     return argv
 
 
-def _nothing(rank: int) -> Mapping[str, str]:
+def _nothing(rank: int | None) -> Mapping[str, str]:
     return {}
 
 
@@ -51,7 +51,8 @@ class JobSpec:
     """What to launch: `argv` on each of `world_size` ranks.
 
     `env` is the whole environment before the launcher's own variables. `wrap` may put a recorder's command in front of a
-    rank's argv, `environ` add variables to a rank; both are asked once a rank. `folder` is the arm run's.
+    rank's argv, `environ` add variables to a rank; both are asked once a rank, or once with None for a foreign command.
+    `folder` is the arm run's.
     """
 
     argv: tuple[str, ...]
@@ -59,8 +60,8 @@ class JobSpec:
     world_size: int
     folder: Path
     cwd: Path
-    wrap: Callable[[int, tuple[str, ...]], tuple[str, ...]] = _as_it_is
-    environ: Callable[[int], Mapping[str, str]] = _nothing
+    wrap: Callable[[int | None, tuple[str, ...]], tuple[str, ...]] = _as_it_is
+    environ: Callable[[int | None], Mapping[str, str]] = _nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +69,10 @@ class RankExit:
     """How a rank ended. `exit_code` and `signal` are both None while it runs, or where nobody could see its end.
 
     `wall_s` counts from its release, `cpu_s` is user and system time with the children it waited for. `timed_out`: it still
-    ran at the deadline. `pid` is None for a rank that never came up.
+    ran at the deadline. `pid` is None for a rank that never came up, `rank` for a foreign command as a whole.
     """
 
-    rank: int
+    rank: int | None
     pid: int | None
     exit_code: int | None
     signal: int | None

@@ -77,7 +77,7 @@ class TorchrunJob:
         self._spec = spec
         self._agent = agent
         self._clock = clock
-        self._late: set[int] = set()
+        self._late: set[int | None] = set()
 
     @property
     def agent_exit(self) -> Exit | None:

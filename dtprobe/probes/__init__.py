@@ -54,11 +54,14 @@ class Recorder:
     `start` raised. `stop` must return within 10 s whatever state the ranks are in (stopped, dead, unkillable).
     """
 
-    def wrap(self, rank: int, argv: tuple[str, ...]) -> tuple[str, ...]:
-        """The command for this rank, perhaps with a recorder's own command in front; its pid must stay the rank's."""
+    def wrap(self, rank: int | None, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """The command for this rank, perhaps with a recorder's own command in front; its pid must stay the rank's.
+
+        `rank` is None for the launcher's own command of a foreign job, here and in `environ`.
+        """
         return argv
 
-    def environ(self, rank: int) -> Mapping[str, str]:
+    def environ(self, rank: int | None) -> Mapping[str, str]:
         """Variables to add to this rank's environment."""
         return {}
 

@@ -23,20 +23,23 @@ struct ring_header *ring_header(void) { return atomic_load_explicit(&header, mem
 
 static struct ring_entry *entry_at(struct ring_header *ring, int64_t slot) { return (struct ring_entry *)(ring + 1) + slot; }
 
-static int open_new(const char *folder, char *path, size_t bytes) {
-    for (int again = 0; again < 64; again++) { /* the same process id may have run another program before (exec, reuse) */
-        int length = again ? snprintf(path, bytes, "%s/nccl-%d-%d.ring", folder, (int)getpid(), again)
-                           : snprintf(path, bytes, "%s/nccl-%d.ring", folder, (int)getpid());
-        if (length < 0 || (size_t)length >= bytes) return errno = ENAMETOOLONG, -1;
-        int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644);
-        if (fd >= 0 || errno != EEXIST) return fd;
+/* The file's final name, once it is whole: the same process id may have run another program before (exec, reuse). */
+static bool publish(const char *folder, const char *fresh) {
+    char path[1024];
+    for (int again = 0; again < 1000; again++) {
+        int length = again ? snprintf(path, sizeof path, "%s/nccl-%d-%d.ring", folder, (int)getpid(), again)
+                           : snprintf(path, sizeof path, "%s/nccl-%d.ring", folder, (int)getpid());
+        if (length < 0 || (size_t)length >= sizeof path) return false;
+        if (access(path, F_OK) != 0) return rename(fresh, path) == 0;
     }
-    return -1;
+    return false;
 }
 
 void ring_create(const char *folder, int rank, bool forked) {
-    char path[1024];
-    int fd = open_new(folder, path, sizeof path);
+    char fresh[1024];
+    snprintf(fresh, sizeof fresh, "%s/.nccl-%d.new", folder, (int)getpid());
+    unlink(fresh);
+    int fd = open(fresh, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (fd < 0) {
         say("no ring in %s: %s", folder, strerror(errno));
         return;
@@ -47,7 +50,7 @@ void ring_create(const char *folder, int rank, bool forked) {
     close(fd);
     if (mapped == MAP_FAILED) {
         say("no ring in %s: %s", folder, strerror(error ? error : errno));
-        unlink(path);
+        unlink(fresh);
         return;
     }
     struct ring_header *ring = mapped;
@@ -71,7 +74,13 @@ void ring_create(const char *folder, int rank, bool forked) {
         ring->names[id][31] = call_table[id].kind;
     }
     for (int i = 0; i < plan_faults(); i++) memcpy(ring->labels[i], plan_label(i), LABEL_BYTES);
-    memcpy(ring->magic, RING_MAGIC, sizeof ring->magic); /* last: a reader that sees it sees the rest */
+    memcpy(ring->magic, RING_MAGIC, sizeof ring->magic);
+    if (!publish(folder, fresh)) {
+        say("no ring in %s: %s", folder, strerror(errno));
+        unlink(fresh);
+        munmap(mapped, FILE_BYTES);
+        return;
+    }
     atomic_store_explicit(&header, ring, memory_order_release);
 }
 

@@ -308,7 +308,10 @@ static int submit(int kind, const void *in, void *out, size_t count, int dtype, 
 
 /* ---- the library's face ---- */
 
-EXPORT int ncclGetVersion(int *version) { return *version = 22809, SUCCESS; }
+#ifndef FAKE_VERSION
+#define FAKE_VERSION 22809
+#endif
+EXPORT int ncclGetVersion(int *version) { return *version = FAKE_VERSION, SUCCESS; }
 EXPORT int ncclGroupStart(void) { return group.depth++, SUCCESS; }
 
 EXPORT int ncclGroupEnd(void) {

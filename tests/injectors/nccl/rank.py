@@ -191,6 +191,23 @@ class Rank:
         self.aborter.start()
         return 0
 
+    def all_reduce_in_a_thread(self, count: int) -> int:
+        """Returns once the other thread is about to call."""
+        comm, calling = self.comms[0], threading.Event()
+        data = (ctypes.c_float * count)(*[self.rank + 1.0] * count)
+
+        def call() -> None:
+            calling.set()
+            self.nccl.ncclAllReduce(data, data, ctypes.c_size_t(count), FLOAT, 0, comm, None)
+
+        threading.Thread(target=call).start()
+        calling.wait()
+        return 0
+
+    def empty_groups(self, many: int) -> int:
+        """Two calls a turn that need no other rank."""
+        return sum(self.nccl.ncclGroupStart() + self.nccl.ncclGroupEnd() for _ in range(many))
+
     def touch(self, file: str) -> int:
         (self.shared / file).touch()
         return 0

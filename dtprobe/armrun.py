@@ -22,11 +22,29 @@ JOINED = ("PYTHONPATH", "LD_PRELOAD", "DTPROBE_HOOKS")
 
 
 @dataclass(frozen=True)
+class Workload:
+    """What is run: `argv` in `cwd` with the variables `env` added, on `world_size` ranks (None: a foreign command says itself)."""
+
+    argv: tuple[str, ...]
+    cwd: Path
+    timeout_s: float
+    world_size: int | None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, scenario: Scenario, arm: Arm) -> Workload:
+        """An arm's: a Python program runs under this interpreter, anything else as it is."""
+        program = str(scenario.folder / arm.program)
+        argv = (sys.executable, program, *arm.args) if program.endswith(".py") else (program, *arm.args)
+        return cls(argv, scenario.folder, arm.timeout_s or scenario.timeout_s, scenario.world_size, arm.env)
+
+
+@dataclass(frozen=True)
 class ArmPlan:
     """A step of a run: which arm, which repeat, with heavy recorders (`traced`), or with none at all (`probed` false)."""
 
     name: str
-    arm: Arm
+    workload: Workload
     repeat: int
     traced: bool
     probed: bool
@@ -129,7 +147,6 @@ class _Suspicions:
 
 def execute(
     box: Confinement,
-    scenario: Scenario,
     plan: ArmPlan,
     *,
     folder: Path,
@@ -145,6 +162,7 @@ def execute(
     is ended. A recorder that fails is a problem in the record, never the end of the run; a fault that cannot reach its
     target ends it before anything has been started (UsageError).
     """
+    work = plan.workload
     suspicions = _Suspicions(clock)
     job: Job | None = None
 
@@ -152,7 +170,7 @@ def execute(
         return job.processes() if job else ()
 
     where = Where(
-        folder=folder, scratch=box.scratch, world_size=scenario.world_size, processes=processes, suspect=suspicions.suspect
+        folder=folder, scratch=box.scratch, world_size=work.world_size or 0, processes=processes, suspect=suspicions.suspect
     )
     recorders: dict[str, Recorder] = {probe.name: probe.recorder(where) for probe in probes}
     suspicions.recorders = recorders
@@ -164,7 +182,7 @@ def execute(
                 folder=folder,
                 scratch=box.scratch,
                 box=box,
-                world_size=scenario.world_size,
+                world_size=work.world_size,
                 seed=seed + plan.repeat,
                 index=index,
                 clock=clock,
@@ -178,18 +196,18 @@ def execute(
             raise UsageError(f"fault {str(fault)!r} cannot reach its target here: {reason.reason}", reason.remedy)
     fired: list[tuple[str, tuple[Firing, ...]]] = []
     spec = JobSpec(
-        argv=command(scenario, plan.arm),
+        argv=work.argv,
         env={
             **environ,
-            **plan.arm.env,
+            **work.env,
             "DTPROBE_SEED": str(seed + plan.repeat),
             "DTPROBE_ARM": plan.name,
             "DTPROBE_SCRATCH": str(box.scratch),
             "PYTHONPATH": _python_path(environ),
         },
-        world_size=scenario.world_size,
+        world_size=work.world_size or 0,
         folder=folder,
-        cwd=scenario.folder,
+        cwd=work.cwd,
         wrap=lambda rank, argv: _wrapped([*injections, *recorders.values()], rank, argv),
         environ=lambda rank: _environ([*injections, *recorders.values()], rank),
     )
@@ -207,7 +225,7 @@ def execute(
             except Exception as error:  # noqa: BLE001  said in the record
                 failures[name] = f"did not start: {type(error).__name__}: {error}"
         job.release()
-        exits = job.wait(plan.arm.timeout_s or scenario.timeout_s)
+        exits = job.wait(work.timeout_s)
         suspicions.settle(timeout_s=10)
     finally:
         fired = [(str(fault), injection.stop()) for fault, injection in zip(plan.faults, injections, strict=True)]
@@ -223,12 +241,6 @@ def execute(
             files=one.files, cpu_s=one.cpu_s, stopped_s=one.stopped_s, problems=(*one.problems, text), facts=one.facts
         )
     return ArmRecord(plan, folder, started_ns, ended_ns, tuple(exits), recorded, tuple(suspicions.told), tuple(fired))
-
-
-def command(scenario: Scenario, arm: Arm) -> tuple[str, ...]:
-    """The argv of a rank: a Python program under this interpreter, anything else as it is."""
-    program = str(scenario.folder / arm.program)
-    return (sys.executable, program, *arm.args) if program.endswith(".py") else (program, *arm.args)
 
 
 def _python_path(environ: Mapping[str, str]) -> str:

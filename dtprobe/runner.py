@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dtprobe import armrun, catalog, judging, launch, machine
-from dtprobe.armrun import ArmPlan, ArmRecord
+from dtprobe.armrun import ArmPlan, ArmRecord, Workload
 from dtprobe.clock import Clock, SystemClock
 from dtprobe.confine import Confinement
 from dtprobe.doctor import Doctor
@@ -98,7 +98,6 @@ def run(
                     records.append(
                         armrun.execute(
                             box,
-                            scenario,
                             step,
                             folder=run_folder.arm_folder(step.arm_folder, step.repeat),
                             probes=[probe for probe in usable if step.probed and (step.traced or not probe.heavy)],
@@ -187,12 +186,21 @@ def schedule(scenario: Scenario, arms: Sequence[str], heavy: bool, faults: Mappi
     for repeat in range(scenario.repeats):
         traced = heavy and repeat == scenario.repeats - 1
         probed = [
-            ArmPlan(arm, scenario.arms[arm], repeat, traced=traced, probed=True, faults=faults.get(arm, ()))
+            ArmPlan(
+                arm, Workload.of(scenario, scenario.arms[arm]), repeat, traced=traced, probed=True, faults=faults.get(arm, ())
+            )
             for arm in ARMS
             if arm in arms
         ]
         if "control" in arms and repeat < COST_PAIRS and not traced:
-            bare = ArmPlan("control", scenario.control, repeat, traced=False, probed=False, faults=faults.get("control", ()))
+            bare = ArmPlan(
+                "control",
+                Workload.of(scenario, scenario.control),
+                repeat,
+                traced=False,
+                probed=False,
+                faults=faults.get("control", ()),
+            )
             probed.insert(1 if repeat % 2 else 0, bare)
         plan.extend(probed)
     return plan

@@ -149,7 +149,7 @@ def _value(text: str, key: str, value: str, hint: object) -> object:
             raise UsageError(f"fault {text!r}: {key}={value} is neither yes nor no")
         return value.lower() in ("true", "yes", "1")
     try:
-        made = wanted(value)
+        made = typing.cast(typing.Any, wanted)(value)
     except ValueError as error:
         raise UsageError(f"fault {text!r}: {key}={value} is no {wanted.__name__}") from error
     if isinstance(made, float) and not math.isfinite(made):

@@ -37,7 +37,7 @@ class Evidence:
 
     folder: Path
     seed: int
-    world_size: int
+    world_size: int | None
     outcomes: pd.DataFrame
     frames: Mapping[str, pd.DataFrame]
     unavailable: Mapping[str, Unavailable]

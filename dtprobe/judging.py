@@ -36,7 +36,7 @@ class RunResult:
 
 
 def gather(
-    folder: Path, scenario: Scenario, records: Sequence[ArmRecord], unavailable: Mapping[str, Unavailable], seed: int
+    folder: Path, world_size: int | None, records: Sequence[ArmRecord], unavailable: Mapping[str, Unavailable], seed: int
 ) -> Evidence:
     """Read every arm run's artifacts and put them under one roof; bare runs give outcomes and events only."""
     parts: dict[str, list[pd.DataFrame]] = {}
@@ -73,7 +73,7 @@ def gather(
     return Evidence(
         folder=folder,
         seed=seed,
-        world_size=scenario.world_size,
+        world_size=world_size,
         outcomes=pd.DataFrame(rows, columns=list(OUTCOMES)).astype(OUTCOMES),
         frames=frames,
         unavailable=dict(unavailable),

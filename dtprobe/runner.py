@@ -109,7 +109,7 @@ def run(
                     )
                     run_folder.update(arm_runs=[record.as_json() for record in records])
             progress.step("evidence, verdict, report")
-            evidence = judging.gather(run_folder.path, scenario, records, unavailable, seed)
+            evidence = judging.gather(run_folder.path, scenario.world_size, records, unavailable, seed)
             for name, frame in evidence.frames.items():
                 run_folder.write_frame(name, frame)
             verdict = judging.verdict_of(scenario, evidence, chosen)
@@ -160,11 +160,15 @@ def run_facts(
     }
 
 
+def default_probes() -> tuple[Probe, ...]:
+    """The light recorders that every run has."""
+    return (Logs(), Proc(), FlightRecorder(), PySpy())
+
+
 def probes_of(scenario: Scenario) -> tuple[Probe, ...]:
     """The recorders of a run: the default ones, each replaced by the scenario's own of that name, and the scenario's others."""
-    defaults: tuple[Probe, ...] = (Logs(), Proc(), FlightRecorder(), PySpy())
     own = {probe.name: probe for probe in scenario.probes}
-    kept = [probe for probe in defaults if probe.name not in own]
+    kept = [probe for probe in default_probes() if probe.name not in own]
     return (*kept, *own.values())
 
 

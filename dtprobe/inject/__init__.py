@@ -127,6 +127,8 @@ class Injector:
     actions: Mapping[str, type]
     targets: tuple[str, ...]
     make: Callable[[Fault, Site], Injection]
+    exclusive: bool = False
+    """Whether two different actions at one place and time contradict each other."""
     folder: Path = Path()
     probe: Callable[[], Unavailable | None] = field(default=lambda: None)
 

@@ -260,7 +260,7 @@ def _load(connection: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> Itera
     sql_types = {"string": "VARCHAR", "int64": "BIGINT", "bool": "BOOLEAN", "double": "DOUBLE"}
     columns = ", ".join(COLUMNS)
     connection.execute(f"CREATE TABLE history ({', '.join(f'{name} {sql_types[kind]}' for name, kind in COLUMNS.items())})")
-    insert = f"INSERT INTO history SELECT DISTINCT {columns} FROM read_parquet($1) EXCEPT SELECT * FROM history"
+    insert = f"INSERT INTO history SELECT DISTINCT {columns} FROM read_parquet($1)"
     sound = []
     for path in files:
         complaint = _complaint(path)
@@ -276,7 +276,7 @@ def _load(connection: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> Itera
         pass  # a page inside one of them is damaged, or one vanished: each alone tells which
     for path in sound:
         try:
-            connection.execute(insert, [[glob.escape(str(path))]])
+            connection.execute(f"{insert} EXCEPT SELECT * FROM history", [[glob.escape(str(path))]])
         except duckdb.Error as error:
             if not path.exists():
                 raise FileNotFoundError(path) from error

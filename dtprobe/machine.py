@@ -33,7 +33,7 @@ PACKAGES = (
 GIT_TIMEOUT_S = 2.0
 HIDDEN = "<hidden>"
 _SECRET = re.compile(
-    r"(?i)(^|[^a-z])(pass(word|wd|phrase)?|secrets?|tokens?|api[_-]?keys?|credentials?|private[_-]?key|auth(orization)?)($|[^a-z])"
+    r"(?i)(^|[^a-z])(pass(word|wd|phrase)?|secrets?|token|api[_-]?keys?|credentials?|private[_-]?key|auth(orization)?)($|[^a-z])"
 )
 _URL_USER = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^/@\s]+@")
 
@@ -218,7 +218,7 @@ def _gpus(root: Path) -> tuple[str, ...]:
 
 
 def _nvidia_driver(root: Path) -> str | None:
-    found = re.search(r"Kernel Module\D*?(\d+(?:\.\d+)+)", _text(root / "proc/driver/nvidia/version") or "")
+    found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", _text(root / "proc/driver/nvidia/version") or "")
     return found[1] if found else None
 
 

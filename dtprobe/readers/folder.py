@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pandas as pd
 
-from dtprobe.readers import events, flight_recorder, logs, proc, strace
+from dtprobe.readers import events, flight_recorder, inotify, logs, nsys, perf, proc, pyspy, strace
 from dtprobe.readers.artifact import Problem, Problems, ReaderError, one_line, rank_of
 from dtprobe.readers.schema import Schema
 
@@ -27,6 +27,11 @@ SCHEMAS: Mapping[str, Schema] = {
         proc.SCHEMA,
         events.SCHEMA,
         logs.SCHEMA,
+        pyspy.SCHEMA,
+        inotify.SCHEMA,
+        perf.SAMPLES,
+        perf.COUNTS,
+        nsys.SCHEMA,
         PROBLEMS,
     )
 }
@@ -64,6 +69,11 @@ _READERS: Mapping[str, tuple[str, Reader]] = {
     "flight_recorder": (r"fr-\d+\.json|(?:\w+_trace_rank_|_dump_)\d+(?:\.json)?", _dump),
     "proc": (r"proc\.jsonl", _one("proc", proc.read_proc)),
     "events": (r"events\.jsonl", _one("events", events.read_events)),
+    "pyspy": (r"pyspy[\w.-]*\.(?:json|txt)", _one("stacks", pyspy.read_pyspy)),
+    "inotify": (r"inotify[\w.-]*\.(?:txt|csv|log)", _one("file_events", inotify.read_inotify)),
+    "perf_script": (r"perf[\w.-]*\.script\.txt", _one("perf_samples", perf.read_perf_script)),
+    "perf_stat": (r"perf[\w.-]*\.stat\.(?:txt|csv|json)", _one("perf_counts", perf.read_perf_stat)),
+    "nsys": (r"[\w.-]*\.sqlite", _one("gpu_ops", nsys.read_nsys)),
     "logs": (r"(?:stdout|stderr)\.log", _one("log_lines", logs.read_logs)),
 }
 _KINDS = {kind: re.compile(pattern) for kind, (pattern, _) in _READERS.items()}

@@ -103,10 +103,10 @@ _HEADER = np.dtype(
         ("host", "S64"),
         ("library", "S832"),
         ("called", "<u8", 64),
-        ("fired", "<u8", 32),
-        ("matched", "<u8", 32),
+        ("fired", "<u8", 64),
+        ("matched", "<u8", 64),
         ("names", "V32", 64),
-        ("labels", "S128", 32),
+        ("labels", "S128", 64),
     ]
 )
 _ENTRY = np.dtype(

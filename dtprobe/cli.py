@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from dtprobe import __version__, catalog
+from dtprobe.errors import UsageError
 
 app = typer.Typer(
     name="dtprobe",
@@ -114,6 +115,86 @@ def run(
     else:
         terminal.render_verdict(result.folder, Console())
     raise typer.Exit(0 if result.as_expected else 1)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def inject(
+    words: Annotated[list[str], typer.Argument(metavar="FAULT... -- CMD...", help="Faults in the grammar, then the command.")],
+    out: Out = Path("runs"),
+    as_json: Json = False,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of every random choice.")] = 0,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", help="End the command after so many seconds.", min=0.1)] = 3600,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen and what it needs; start nothing.")] = False,
+    replay: Annotated[
+        str | None, typer.Option("--replay", metavar="RUN", help="Fire again at the very calls of that run.")
+    ] = None,
+    path: Paths = None,
+) -> None:
+    """Run a command of yours, unmodified, under faults, and say how often each fired and what became of the command.
+
+    Options stand before the first fault. A fault is `name:action,key=value,...`; `dtprobe injectors` lists them.
+
+    Example: `dtprobe inject collective:skip,rank=1,op=all_reduce,nth=5 -- torchrun --nproc-per-node=2 train.py`
+    """
+    from rich.console import Console
+
+    from dtprobe.inject import job
+    from dtprobe.report import faults as faults_report
+    from dtprobe.report import terminal
+    from dtprobe.store import Store
+
+    if "--" not in words and not replay:
+        raise UsageError("no command to run", "write it behind --: dtprobe inject FAULT -- CMD")
+    cut = words.index("--") if "--" in words else -1
+    texts, command = words[:cut] if cut >= 0 else [], words[cut + 1 :]
+    if replay:
+        if texts:
+            raise UsageError(f"--replay {replay} and faults ({', '.join(texts)}) are both given", "leave one out")
+        faults = job.replayed(Store(out).find(replay).path, extra=path or ())
+        job.plan([], command, extra=path or ())
+    else:
+        if not texts:
+            raise UsageError("no fault to inject", "write it before --; `dtprobe injectors` lists them")
+        faults = job.plan(texts, command, extra=path or ())
+    if dry_run:
+        for fault in faults:
+            print(faults_report.fault_line(fault))
+        return
+    result = job.run(
+        faults, command, out=out, seed=seed, timeout_s=timeout_s, progress=terminal.Steps(Console(stderr=True)), said=_argv()
+    )
+    if as_json:
+        print(json.dumps(result.json, indent=2))
+    else:
+        faults_report.render_injection(result.json, result.folder, Console())
+    raise typer.Exit(0 if result.survived else 1)
+
+
+@app.command()
+def injectors(
+    name: Annotated[str | None, typer.Argument(help="Only this injector, with every parameter of its actions.")] = None,
+    as_json: Json = False,
+    path: Paths = None,
+) -> None:
+    """The injectors: what each does, what it aims by, its parameters, and what it does not certify.
+
+    Example: `dtprobe injectors collective`
+    """
+    from rich.console import Console
+
+    from dtprobe.inject import describe
+    from dtprobe.report import faults as faults_report
+
+    found, broken = catalog.injectors(path or ())
+    for entry in broken:
+        sys.stderr.write(f"dtprobe: {entry.folder} is broken: {entry.error}\n")
+    if name is not None:
+        found = {name: describe.chosen(name, found)}
+    rows = [describe.as_json(injector) for injector in found.values()]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        faults_report.render_injectors(rows, Console(), whole=name is not None)
 
 
 @app.command()

@@ -60,9 +60,9 @@ def parse(text: str, injectors: Mapping[str, Injector], *, world_size: int | Non
     name, colon, action = (part.strip() for part in head.partition(":"))
     injector = injectors.get(name.replace("_", "-"))
     if injector is None:
-        raise UsageError(f"fault {text!r}: no injector is called {name!r}", _closest(name, injectors))
+        raise UsageError(f"fault {text!r}: no injector is called {name!r}", closest(name, injectors))
     if not colon or action not in injector.actions:
-        raise UsageError(f"fault {text!r}: {name} has no action {action!r}", _closest(action, injector.actions))
+        raise UsageError(f"fault {text!r}: {name} has no action {action!r}", closest(action, injector.actions))
     config_type = injector.actions[action]
     parameters = {item.name: item for item in dataclasses.fields(config_type)}
     hints = typing.get_type_hints(config_type)
@@ -85,7 +85,7 @@ def parse(text: str, injectors: Mapping[str, Injector], *, world_size: int | Non
             )
         else:
             raise UsageError(
-                f"fault {text!r}: {name}:{action} has no parameter {key!r}", _closest(key, [*parameters, *injector.targets])
+                f"fault {text!r}: {name}:{action} has no parameter {key!r}", closest(key, [*parameters, *injector.targets])
             )
     missing = [
         item.name
@@ -136,13 +136,13 @@ def _value(text: str, key: str, value: str, hint: object) -> object:
     if typing.get_origin(wanted) is typing.Literal:
         choices = typing.get_args(wanted)
         if value not in choices:
-            raise UsageError(f"fault {text!r}: {key}={value} is unknown", _closest(value, choices))
+            raise UsageError(f"fault {text!r}: {key}={value} is unknown", closest(value, choices))
         return value
     assert isinstance(wanted, type), f"{key}: a field of type {wanted} cannot be written in a fault"
     if issubclass(wanted, StrEnum):
         choices = tuple(member.value for member in wanted)
         if value not in choices:
-            raise UsageError(f"fault {text!r}: {key}={value} is unknown", _closest(value, choices))
+            raise UsageError(f"fault {text!r}: {key}={value} is unknown", closest(value, choices))
         return wanted(value)
     if wanted is bool:
         if value.lower() not in ("true", "false", "yes", "no", "1", "0"):
@@ -171,7 +171,8 @@ def _written(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
-def _closest(name: str, names: typing.Iterable[str]) -> str:
+def closest(name: str, names: typing.Iterable[str]) -> str:
+    """A remedy for a name that does not exist: the closest ones, or all of them."""
     names = list(names)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"did you mean {', '.join(close)}?" if close else f"known are {', '.join(sorted(names))}"

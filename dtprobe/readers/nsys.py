@@ -39,21 +39,8 @@ _TABLES = {
     "OSRT_API": "osrt",
     "NVTX_EVENTS": "nvtx",
 }
-_WANTED = (
-    "start",
-    "end",
-    "globalTid",
-    "globalPid",
-    "deviceId",
-    "streamId",
-    "bytes",
-    "copyKind",
-    "text",
-    "textId",
-    "nameId",
-    "shortName",
-)
-_WANTED += ("demangledName", "mangledName")
+_NAMES = ("textId", "nameId", "demangledName", "shortName", "mangledName")
+_WANTED = ("start", '"end"', "globalTid", "globalPid", "deviceId", "streamId", "bytes", "copyKind", "text", *_NAMES)
 _COPIES = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 """CUpti_ActivityMemcpyKind of NVIDIA's CUPTI documentation."""
 
@@ -112,15 +99,13 @@ def _columns(base: sqlite3.Connection, table: str) -> set[str]:
 
 def _rows(base: sqlite3.Connection, table: str, names: dict[Any, Any], began: int | None) -> Iterator[dict[str, Any]]:
     known = _columns(base, table)
-    columns = [name for name in _WANTED if name in known]
-    # the names are from two fixed lists, not from the file
-    query = (
-        f'SELECT {", ".join(f'"{name}"' for name in columns)} FROM "{table}" LIMIT {MAX_ROWS}'
-        if columns
-        else "SELECT 1 WHERE 0"
-    )
+    columns = [name for name in _WANTED if name.strip('"') in known]
+    if not columns:
+        return
+    chosen = ", ".join(columns)  # of a fixed list, like the table: no text of the file's is in the query
+    query = f"SELECT {chosen} FROM {table} LIMIT {MAX_ROWS}"
     for values in base.execute(query):
-        row = dict(zip(columns, values, strict=True))
+        row = dict(zip((name.strip('"') for name in columns), values, strict=True))
         start, end = as_int(row.get("start")), as_int(row.get("end"))
         thread = as_int(row.get("globalTid", row.get("globalPid")))
         yield {
@@ -145,5 +130,5 @@ def _name(row: dict[str, Any], names: dict[Any, Any]) -> str | None:
     written = as_text(row.get("text"))
     if written is not None:
         return written
-    keys = (row.get(key) for key in ("textId", "nameId", "demangledName", "shortName", "mangledName"))
+    keys = (row.get(key) for key in _NAMES)
     return next((text for key in keys if (text := as_text(names.get(key) if isinstance(key, int) else key)) is not None), None)

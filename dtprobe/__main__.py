@@ -16,8 +16,12 @@ def main() -> None:
     from dtprobe.cli import app
     from dtprobe.errors import DtprobeError
 
+    words = sys.argv[1:]
+    cut = words.index("--") if "--" in words else len(words)
     try:
-        code = app(standalone_mode=False)
+        code = app(
+            words[:cut], standalone_mode=False, obj=words[cut + 1 :]
+        )  # behind --: a command of the user's, not ours to parse
     except DtprobeError as error:
         code = _say(str(error), error.exit_code)
     except KeyboardInterrupt:

@@ -117,9 +117,12 @@ def run(
     raise typer.Exit(0 if result.as_expected else 1)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command()
 def inject(
-    words: Annotated[list[str], typer.Argument(metavar="FAULT... -- CMD...", help="Faults in the grammar, then the command.")],
+    context: typer.Context,
+    faults: Annotated[
+        list[str] | None, typer.Argument(metavar="FAULT... -- CMD...", help="Faults in the grammar, then -- and the command.")
+    ] = None,
     out: Out = Path("runs"),
     as_json: Json = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of every random choice.")] = 0,
@@ -132,7 +135,7 @@ def inject(
 ) -> None:
     """Run a command of yours, unmodified, under faults, and say how often each fired and what became of the command.
 
-    Options stand before the first fault. A fault is `name:action,key=value,...`; `dtprobe injectors` lists them.
+    A fault is `name:action,key=value,...`; `dtprobe injectors` lists them.
 
     Example: `dtprobe inject collective:skip,rank=1,op=all_reduce,nth=5 -- torchrun --nproc-per-node=2 train.py`
     """
@@ -143,25 +146,20 @@ def inject(
     from dtprobe.report import terminal
     from dtprobe.store import Store
 
-    if "--" not in words and not replay:
-        raise UsageError("no command to run", "write it behind --: dtprobe inject FAULT -- CMD")
-    cut = words.index("--") if "--" in words else -1
-    texts, command = words[:cut] if cut >= 0 else [], words[cut + 1 :]
+    command: list[str] = context.obj or []
+    if replay and faults:
+        raise UsageError(f"--replay {replay} and faults ({', '.join(faults)}) are both given", "leave one out")
+    if not replay and not faults:
+        raise UsageError("no fault to inject", "write it before --; `dtprobe injectors` lists them")
+    planned = job.plan(faults or (), command, extra=path or ())
     if replay:
-        if texts:
-            raise UsageError(f"--replay {replay} and faults ({', '.join(texts)}) are both given", "leave one out")
-        faults = job.replayed(Store(out).find(replay).path, extra=path or ())
-        job.plan([], command, extra=path or ())
-    else:
-        if not texts:
-            raise UsageError("no fault to inject", "write it before --; `dtprobe injectors` lists them")
-        faults = job.plan(texts, command, extra=path or ())
+        planned = job.replayed(Store(out).find(replay).path, extra=path or ())
     if dry_run:
-        for fault in faults:
+        for fault in planned:
             print(faults_report.fault_line(fault))
         return
     result = job.run(
-        faults, command, out=out, seed=seed, timeout_s=timeout_s, progress=terminal.Steps(Console(stderr=True)), said=_argv()
+        planned, command, out=out, seed=seed, timeout_s=timeout_s, progress=terminal.Steps(Console(stderr=True)), said=_argv()
     )
     if as_json:
         print(json.dumps(result.json, indent=2))

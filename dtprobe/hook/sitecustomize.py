@@ -1,0 +1,139 @@
+"""Runs in every Python process of a rank, since this folder is on its PYTHONPATH: loads the plug-ins of recorders and faults.
+
+It acts only where DTPROBE_HOOKS names plug-ins (paths of Python files, joined as in PATH) and the process is a rank's first:
+DTPROBE_RANK_FOLDER is set, or DTPROBE_FOLDER and a rank. Children of a rank (data loaders, compilers) inherit the variables
+and are left alone. Another `sitecustomize` that this one hides runs as it would have without it.
+
+A plug-in is a file with `install(hook)`. What goes wrong in one is said in `<rank folder>/hook.log` and never reaches
+the rank's own program. Only modules that the interpreter has loaded anyway are imported here: it costs well under a millisecond.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # typing is not loaded at this time
+if TYPE_CHECKING:
+    from typing import Any
+
+HOOKS = "DTPROBE_HOOKS"
+CLAIMED = "DTPROBE_HOOKED_PID"
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+class Hook:
+    """What a plug-in sees: the rank's `environ` and `folder`, and a way to act once a module has been imported."""
+
+    def __init__(self, environ, folder: str) -> None:
+        self.environ = environ
+        self.folder = folder
+        self._actions: dict[str, list] = {}
+
+    def after_import(self, name: str, action) -> None:
+        """Call `action(module)` when module `name` has been imported, or now where it has been."""
+        if name in sys.modules:
+            self.run(action, sys.modules[name])
+            return
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+        self._actions.setdefault(name, []).append(action)
+
+    def run(self, action, *arguments) -> None:
+        """Call something of a plug-in; what it raises is said in the log."""
+        try:
+            action(*arguments)
+        except Exception as error:  # noqa: BLE001  the rank's program must not notice
+            self.say(f"{getattr(action, '__module__', action)}: {type(error).__name__}: {error}")
+
+    def say(self, text: str) -> None:
+        """Append a line to the rank's `hook.log`."""
+        try:
+            os.makedirs(self.folder, exist_ok=True)  # noqa: PTH103  pathlib is not loaded at this time
+            with open(f"{self.folder}/hook.log", "a", encoding="utf-8") as file:  # noqa: PTH123
+                file.write(" ".join(text.split()) + "\n")
+        except OSError:
+            sys.stderr.write(f"dtprobe hook: {text}\n")
+
+    def find_spec(self, name, path=None, target=None):
+        """The protocol of `sys.meta_path`: finds what the others find, and acts behind the module's own code."""
+        actions = self._actions.pop(name, None)
+        if actions is None:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self or not hasattr(finder, "find_spec") else finder.find_spec(name, path, target)
+            if spec is not None:
+                break
+        else:
+            return None
+        if not self._actions:
+            sys.meta_path.remove(self)
+        loader: Any = spec.loader
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            self.say(f"{name} has no Python code: cannot act after its import")
+            return spec
+
+        def exec_module(module) -> None:
+            execute(module)
+            for action in actions:
+                self.run(action, module)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def _rank_folder(environ) -> str | None:
+    """Where this rank's artifacts go; None in a process that is no rank."""
+    folder = environ.get("DTPROBE_RANK_FOLDER")
+    if folder or "DTPROBE_FOLDER" not in environ:
+        return folder or None
+    rank = next((environ[name] for name in RANKS if environ.get(name, "").isdigit()), None)
+    return None if rank is None else f"{environ['DTPROBE_FOLDER']}/rank{rank}"
+
+
+def _load(environ) -> None:
+    folder = _rank_folder(environ)
+    me = str(os.getpid())
+    if folder is None or environ.get(CLAIMED, me) != me:
+        return
+    environ[CLAIMED] = me
+    hook = Hook(environ, folder)
+    for path in environ[HOOKS].split(os.pathsep):
+        hook.run(_install, hook, path)
+
+
+def _install(hook: Hook, path: str) -> None:
+    from importlib.machinery import ModuleSpec, SourceFileLoader
+
+    name = "_dtprobe_" + path.rpartition("/")[2].removesuffix(".py")
+    loader = SourceFileLoader(name, path)
+    module = type(sys)(name)
+    module.__file__ = path
+    module.__spec__ = ModuleSpec(name, loader, origin=path)
+    sys.modules[name] = module
+    loader.exec_module(module)
+    module.install(hook)
+
+
+def _run_the_hidden_one() -> None:
+    """Run the `sitecustomize` that would have run; what it raises comes out where it would have."""
+    from importlib.machinery import PathFinder
+
+    here = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120  pathlib is not loaded at this time
+    spec = PathFinder.find_spec(__name__, [entry for entry in sys.path if os.path.realpath(entry) != here])
+    if spec is None or spec.loader is None:
+        return
+    from importlib.util import module_from_spec
+
+    module = module_from_spec(spec)
+    sys.modules[__name__] = module
+    spec.loader.exec_module(module)
+
+
+# Another tool may chain in the same way and come back here.
+if not hasattr(sys, "_dtprobe_hooked"):
+    sys._dtprobe_hooked = True  # type: ignore[attr-defined]
+    if HOOKS in os.environ:
+        _load(os.environ)
+    _run_the_hidden_one()

@@ -1,0 +1,258 @@
+"""torch's flight recorder of every rank, read while the job runs, and the suspicion of a hang that comes from it.
+
+A hook in the rank serves the records on a unix socket (see `dtprobe/hook`); the worker itself is unmodified. The recorder
+asks for them, without stack traces, and when a collective has been open for `suspect_s` writes what every rank recorded and
+says which ranks are behind. `rank<k>/fr-<n>.json`, oldest first, are in torch's own JSON form: those at suspicions, and the
+last known or the one at the rank's own end. On gloo the ones before the timeout count: afterwards a failed operation looks
+like a completed one.
+
+A dump costs the rank 12 us of processor time for each of up to 2000 entries, on one of the worker server's threads (torch
+2.13 CPU, `benchmarks/probes.py`): so it is asked for less often as it grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import dtprobe
+from dtprobe import doctor
+from dtprobe.clock import Clock, SystemClock
+from dtprobe.errors import Unavailable
+from dtprobe.probes import RankProcess, Recorded, Recorder, Where, stall, worker_server
+from dtprobe.probes.pacing import Sampler
+from dtprobe.probes.procfs import condition
+
+HOOK = Path(dtprobe.__file__).resolve().parent / "hook"
+"""The folder that goes on the ranks' PYTHONPATH."""
+
+SHARE = 0.01
+SERVER_S_PER_BYTE = 27e-9
+"""Processor time in the rank for a byte of its answer, measured (12.5 us for an entry of 470 bytes)."""
+ANSWER_S = 0.5
+LONGEST_SOCKET = 107
+"""sockaddr_un holds so many bytes of path (unix(7))."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlightRecorder:
+    """Asks every `interval_s`, less often where that would cost more than one percent of a core in rank and harness together.
+
+    A collective open for `suspect_s`, or half of its own timeout where that is shorter, is a suspected hang: once each.
+    Long compute is none, as long as nobody waits for it in a collective.
+    """
+
+    name: ClassVar[str] = "flight_recorder"
+    heavy: ClassVar[bool] = False
+
+    interval_s: float = 0.5
+    suspect_s: float = 3.0
+
+    def probe(self) -> Unavailable | None:
+        return doctor.capability("torch>=2.9")
+
+    def recorder(self, where: Where) -> FlightRecorderRecorder:
+        return FlightRecorderRecorder(self, where)
+
+
+@dataclass
+class _Rank:
+    """What is known of one rank's recorder."""
+
+    process: RankProcess
+    handlers: tuple[str, ...] | None = None
+    text: dict[str, bytes] = field(default_factory=dict)
+    """The last answer of each handler."""
+    open_text: dict[str, bytes] = field(default_factory=dict)
+    """The last answers that showed an operation open for longer than the interval, until they are written."""
+    written: set[bytes] = field(default_factory=set)
+    files: int = 0
+    silent: str = ""
+    """Why it did not answer the last time; empty where it did."""
+
+
+class FlightRecorderRecorder(Recorder):
+    def __init__(self, config: FlightRecorder, where: Where, clock: Clock | None = None) -> None:
+        self._config = config
+        self._where = where
+        self._clock = clock or SystemClock()
+        self._ranks: dict[int, _Rank] = {}
+        self._told: set[tuple[str, int]] = set()
+        self._files: list[Path] = []
+        self._problems: dict[str, None] = {}
+        self._sampler = Sampler("flight-recorder", self._look, interval_s=config.interval_s, share=SHARE, clock=self._clock)
+        longest = len(str(self._socket(2**22)))
+        self._reachable = longest <= LONGEST_SOCKET
+        if not self._reachable:
+            self._problems[
+                f"{where.scratch} is too long a path for a socket ({longest} bytes, {LONGEST_SOCKET} are possible): "
+                "the flight recorder is written at exit only; set TMPDIR to a shorter one"
+            ] = None
+
+    def environ(self, rank: int | None) -> Mapping[str, str]:
+        found = {"PYTHONPATH": str(HOOK), "DTPROBE_HOOKS": str(HOOK / "plugins" / "flight_recorder.py")}
+        return found | ({"DTPROBE_FR_SOCKETS": str(self._where.scratch)} if self._reachable else {})
+
+    def start(self, processes: Sequence[RankProcess]) -> None:
+        if self._reachable:
+            self._sampler.start()
+
+    def stop(self) -> Recorded:
+        if self._sampler.stop():
+            self._ask()
+        else:
+            self._problems["the last look did not end in time"] = None
+        facts = {"looks": f"{self._sampler.looks}, {self._sampler.rate_hz:.2f} a second reached"}
+        for process in self._where.processes():
+            if process.rank is not None:
+                self._ranks.setdefault(process.rank, _Rank(process))
+        for rank, known in sorted(self._ranks.items()):
+            self._write(rank, known, known.open_text)
+            if not self._take_exit_files(known):
+                self._write(rank, known, known.text)
+            said = known.process.folder / "hook.log"
+            if said.exists():
+                lines = said.read_text(encoding="utf-8", errors="replace").splitlines()
+                self._problems.update((f"rank {rank}: {line}", None) for line in lines)
+            elif not known.files:
+                facts[f"rank {rank}"] = "recorded no collective, or torch.distributed was not imported under the hook"
+        return Recorded(
+            files=tuple(self._files),
+            cpu_s=self._sampler.cpu_s,
+            problems=(*self._problems, *self._sampler.problems),
+            facts=facts,
+        )
+
+    def _socket(self, pid: int) -> Path:
+        return self._where.scratch / f"fr-{pid}.sock"
+
+    def _look(self) -> float:
+        cost_s = self._ask()
+        now_ns = self._clock.now_ns()
+        due_s = None
+        for known in self._ranks.values():
+            for handler, text in known.text.items():
+                ages = stall.open_ages(text, now_ns)
+                if any(age_s > self._config.interval_s for age_s, _ in ages):
+                    known.open_text[handler] = text
+                for age_s, timeout_s in ages:
+                    left_s = min(self._config.suspect_s, timeout_s / 2) - age_s
+                    due_s = left_s if due_s is None else min(due_s, left_s)
+        if due_s is None:
+            return cost_s
+        if due_s > 0:
+            # Looked at in time even where the budget alone would have it later.
+            self._sampler.soon(due_s + 0.01)
+        else:
+            self._judge(now_ns)
+        return cost_s
+
+    def _ask(self) -> float:
+        """Every rank that can answer, all at once; answers the processor time that it cost the ranks."""
+        asked: dict[tuple[int, str], tuple[Path, str]] = {}
+        for process in self._where.processes():
+            if process.rank is None:
+                continue
+            known = self._ranks.get(process.rank)
+            if known is None or known.process.pid != process.pid:  # new, or started again under the same rank
+                known = self._ranks[process.rank] = _Rank(process, files=known.files if known else 0)
+            for handler in self._handlers(known):
+                asked[process.rank, handler] = (self._socket(process.pid), handler)
+        cost_s = 0.0
+        for (rank, handler), text in worker_server.ask_all(asked, ANSWER_S, self._clock.monotonic).items():
+            known = self._ranks[rank]
+            if text is None:
+                known.silent = f"does not answer ({condition(known.process.pid) or 'ended'})"
+                continue
+            known.silent = ""
+            cost_s += len(text) * SERVER_S_PER_BYTE
+            if b'"entries"' in text:
+                known.text[handler] = text
+        return cost_s
+
+    def _handlers(self, known: _Rank) -> tuple[str, ...]:
+        """What may be asked of a rank now: nothing where it has ended, is stopped, or does not serve (yet)."""
+        pid = known.process.pid
+        found = condition(pid)
+        if found is None or found.ended:
+            known.silent = "has ended"
+            return ()
+        if found.stopped:
+            known.silent = f"is stopped ({found})"
+            return ()
+        if known.handlers is None and self._socket(pid).exists():
+            known.handlers = worker_server.handlers(self._socket(pid), ANSWER_S)
+            if known.handlers == ():
+                self._problems[
+                    "this torch's worker server has no flight recorder (2.10 and later do): written at exit only"
+                ] = None
+        return known.handlers or ()
+
+    def _judge(self, now_ns: int) -> None:
+        """Suspect what is open for too long and was not told yet."""
+        for handler in worker_server.HANDLERS:
+            try:
+                records = {
+                    rank: stall.parse(known.text[handler]) for rank, known in self._ranks.items() if handler in known.text
+                }
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                self._problems[f"{handler}: not a flight recorder of a known form: {type(error).__name__}: {error}"] = None
+                continue
+            for found in stall.find(records, now_ns, self._config.suspect_s, self._where.world_size):
+                if found.key in self._told:
+                    continue
+                self._told.add(found.key)
+                for rank, known in self._ranks.items():
+                    self._write(rank, known, known.text)
+                self._where.suspect(self._reason(found, records, now_ns))
+
+    def _reason(self, found: stall.Stall, records: Mapping[int, stall.Records], now_ns: int) -> str:
+        open_s = (now_ns - found.operation.created_ns) / 1e9
+        waiting = ", ".join(str(rank) for rank in found.waiting)
+        parts = [f"{found.operation} open for {open_s:.1f} s on rank{'s' * (len(found.waiting) > 1)} {waiting}"]
+        parts += [f"rank {rank} called {other} there" for rank, other in found.others.items()]
+        parts += [f"rank {rank} is behind: {self._behind(rank, found, records.get(rank))}" for rank in found.behind]
+        if not found.behind and not found.others:
+            parts.append("all ranks of the group entered it and none leaves")
+        return "; ".join(parts)
+
+    def _behind(self, rank: int, found: stall.Stall, records: stall.Records | None) -> str:
+        known = self._ranks.get(rank)
+        if known is None:
+            return "no such process is known"
+        last = records.last(found.operation.group) if records else None
+        elsewhere = next((one for one in records.operations if one.open), None) if records else None
+        parts = [f"last called {last}" if last else "recorded nothing in this group"]
+        if elsewhere is not None and elsewhere.group != found.operation.group:
+            parts.append(f"waits in {elsewhere}")
+        parts.append(known.silent or f"{condition(known.process.pid) or 'ended'}")
+        return ", ".join(parts)
+
+    def _write(self, rank: int, known: _Rank, texts: dict[str, bytes]) -> None:
+        """Write what was not written yet, at one stroke each."""
+        for text in texts.values():
+            if text in known.written:
+                continue
+            known.written.add(text)
+            path = self._next(known)
+            temporary = path.with_name(f".{path.name}")
+            temporary.write_bytes(text)
+            temporary.replace(path)
+        if texts is not known.text:
+            texts.clear()
+
+    def _take_exit_files(self, known: _Rank) -> bool:
+        """Number what the hook left at the rank's own end; whether there was any."""
+        left = sorted(known.process.folder.glob("fr-exit*.json"))
+        for file in left:
+            file.replace(self._next(known))
+        return bool(left)
+
+    def _next(self, known: _Rank) -> Path:
+        known.process.folder.mkdir(parents=True, exist_ok=True)
+        path = known.process.folder / f"fr-{known.files}.json"
+        known.files += 1
+        self._files.append(path)
+        return path

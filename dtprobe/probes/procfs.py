@@ -1,0 +1,51 @@
+"""Reads of /proc that several recorders share. Source of all fields: proc(5) and the kernel's filesystems/proc.rst."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from dtprobe import processes
+
+
+class Condition(NamedTuple):
+    """What a process does as the kernel sees it: its main thread's state letter and the kernel function it waits in."""
+
+    state: str
+    wchan: str | None
+
+    @property
+    def stopped(self) -> bool:
+        """By a signal: nothing inside it answers until SIGCONT. A tracer's short stop (state t) is not meant."""
+        return self.state == "T"
+
+    @property
+    def ended(self) -> bool:
+        return self.state in "ZXx"
+
+    def __str__(self) -> str:
+        return f"state {self.state}" + (f", in {self.wchan}" if self.wchan else "")
+
+
+def read_small(path: str) -> bytes:
+    """A /proc file in one read (they are made anew by every read, so one read is one moment). Raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(handle, 1 << 16)
+    finally:
+        os.close(handle)
+
+
+def wchan(pid: int) -> str | None:
+    """The kernel function that the main thread waits in; None where it runs, or may not be seen."""
+    try:
+        text = read_small(f"/proc/{pid}/wchan").decode("ascii", "replace")
+    except OSError:
+        return None
+    return text if text not in ("", "0") else None
+
+
+def condition(pid: int) -> Condition | None:
+    """None where there is no such process (any more)."""
+    found = processes.read(pid)
+    return None if found is None else Condition(found.state, wchan(pid))

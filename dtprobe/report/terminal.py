@@ -51,7 +51,7 @@ class Steps:
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, description=words.clip(what, 60))
         else:
-            self._console.print(Text(f"{self._title} [{self._done + 1}/{self._steps}] {words.clip(what, 200)}"), soft_wrap=True)
+            self._console.print(_safe(f"{self._title} [{self._done + 1}/{self._steps}] {what}"), soft_wrap=True)
         self._done += 1
 
     def end(self) -> None:
@@ -72,14 +72,16 @@ def render_verdict(run_folder: Path, console: Console) -> None:
     console.print(_headline(run, verdict))
     title = (facts.get("scenario_text") or {}).get("title")
     if title:
-        console.print(Text(words.clip(title, 300), style="bold"))
+        console.print(_safe(title, "bold"))
     if run.state != "finished":
-        console.print(Text(_progress(run), style="yellow"))
+        console.print(_safe(_progress(run), style="yellow"))
     if verdict is not None:
         _told(console, "claim", verdict.get("claim"))
         _told(console, "found", verdict.get("because"))
         if verdict.get("metrics"):
+            console.print()
             console.print(_arms(verdict["metrics"]))
+            console.print()
         _told(console, "cure", _cure(verdict, facts))
         _told(console, "cost", _cost(verdict.get("overhead") or {}))
     for name, why in (facts.get("unavailable") or {}).items():
@@ -101,11 +103,11 @@ def render_runs(listed: Iterable[Listed], console: Console) -> None:
         if entry.run is None:
             damaged.append(entry)
             continue
-        table.add_row(*(Text(cell, style=style) for cell, style in _row(entry.run)))
+        table.add_row(*(_safe(cell, style) for cell, style in _row(entry.run)))
     if table.row_count:
         console.print(table)
     for entry in damaged:
-        console.print(Text(f"damaged: {entry.problem}", style="red"))
+        console.print(_safe(f"damaged: {entry.problem}", "red"))
     if not table.row_count and not damaged:
         console.print(Text("no runs yet: dtprobe run NAME makes one, dtprobe list names the scenarios"))
 
@@ -119,14 +121,14 @@ def render_doctor(report: DoctorReport, console: Console) -> None:
             reasons = [f"{unmet.name}: {unmet.unavailable}" for unmet in answer.unmet]
             reasons += [f"without {name}: {why}" for name, why in answer.without.items()] if answer.runnable else []
             mark = _mark(answer.runnable, "with less" if answer.without else "yes")
-            table.add_row(Text(answer.scenario), mark, Text("\n".join(reasons)))
+            table.add_row(_safe(answer.scenario), mark, _safe("\n".join(reasons)))
         console.print(table)
     have = sum(answer.unavailable is None for answer in report.capabilities)
     table = _findings_table("capability", f"{have} of {len(report.capabilities)} capabilities")
     for capability in report.capabilities:
         why = capability.unavailable
-        text = Text(capability.summary, style="dim") if why is None else Text(str(why))
-        table.add_row(Text(capability.name), _mark(why is None, "yes"), text)
+        text = _safe(capability.summary, "dim") if why is None else _safe(why)
+        table.add_row(_safe(capability.name), _mark(why is None, "yes"), text)
     console.print(table)
     families = ", ".join(f"{family.example} ({family.summary})" for family in report.families)
     console.print(Text(f"with an argument: {families}", style="dim"))
@@ -158,7 +160,9 @@ def _mark(good: bool, word: str) -> Text:
 def _headline(run: RunFolder, verdict: Mapping[str, Any] | None) -> Text:
     kind = str((verdict or {}).get("verdict") or "")
     badge, _ = VERDICTS.get(kind, NO_VERDICT)
-    text = Text.assemble((run.scenario, "bold"), "  ", (f" {badge} ", f"reverse {_STYLES.get(kind, 'red')}"), "  ")
+    text = Text.assemble(
+        (words.clip(run.scenario, 120), "bold"), "  ", (f" {badge} ", f"reverse {_STYLES.get(kind, 'red')}"), "  "
+    )
     if verdict is not None:
         expected = verdict.get("expected")
         if expected is None:
@@ -166,7 +170,7 @@ def _headline(run: RunFolder, verdict: Mapping[str, Any] | None) -> Text:
         elif verdict.get("as_expected"):
             text.append("as expected", style="green")
         else:
-            text.append(f"expected: {expected}", style="bold red")
+            text.append_text(_safe(f"expected: {expected}", "bold red"))
     torch = (verdict or {}).get("torch") or (run.facts.get("versions") or {}).get("torch")
     told = [
         _when(run.facts.get("started_ns")),
@@ -174,7 +178,7 @@ def _headline(run: RunFolder, verdict: Mapping[str, Any] | None) -> Text:
         f"torch {torch}" if torch else "no torch",
         run.id,
     ]
-    return text.append("\n" + " . ".join(told), style="dim")
+    return text.append("\n").append_text(_safe(" . ".join(told), "dim"))
 
 
 def _progress(run: RunFolder) -> str:
@@ -210,7 +214,7 @@ def _arms(metrics: Mapping[str, Mapping[str, Any]]) -> Table:
     for arm in ARMS:
         table.add_column(arm, overflow="fold")
     for name, metric in metrics.items():
-        cells = [Text(name), *([Text(str(metric.get("documented") or ""))] if documented else [])]
+        cells = [_safe(name), *([_safe(metric.get("documented") or "")] if documented else [])]
         for arm in ARMS:
             cells.append(_cell(metric, arm))
         table.add_row(*cells)
@@ -226,7 +230,7 @@ def _cell(metric: Mapping[str, Any], arm: str) -> Text:
     n = (metric.get("n") or {}).get(arm)
     spread = words.interval(low, high, unit)
     notes = ", ".join(filter(None, (spread, f"n={n}" if n is not None else "")))
-    return Text.assemble((words.number(value, unit), "bold"), (f" ({notes})" if notes else "", "dim"))
+    return _safe(words.number(value, unit), "bold").append_text(_safe(f" ({notes})" if notes else "", "dim"))
 
 
 def _cure(verdict: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
@@ -263,9 +267,9 @@ def _row(run: RunFolder) -> list[tuple[str, str]]:
     )
     return [
         (_when(run.facts.get("started_ns")), ""),
-        (words.clip(run.scenario, 80), ""),
+        (run.scenario, ""),
         (state, "" if state == "finished" else "yellow"),
-        (words.clip(kind or "-", 80), _STYLES.get(kind, "red" if kind else "dim")),
+        (kind or "-", _STYLES.get(kind, "red" if kind else "dim")),
         (expected, "red" if expected.startswith("no") else ""),
         (run.id, "dim"),
     ]
@@ -281,8 +285,13 @@ def _told(console: Console, label: str, text: Any, *, keep: bool = False) -> Non
     table = Table.grid(padding=0)
     table.add_column(width=8, no_wrap=True)
     table.add_column(overflow="fold", ratio=1)
-    table.add_row(Text(label, style="bold"), Text(words.clip(text, 4000)))
+    table.add_row(Text(label, style="bold"), _safe(text))
     console.print(table)
+
+
+def _safe(text: Any, style: str = "") -> Text:
+    """Text from elsewhere: no markup, control characters made visible, at most 4,000 characters."""
+    return Text(words.clip(text, 4000), style=style)
 
 
 def _when(ns: Any) -> str:

@@ -71,8 +71,11 @@ class Agreement:
         """How many agreements this rank has taken part in."""
         return self._done
 
-    def reach(self, said: Said, judge: Judge, timeout_s: float, *, what: str) -> Said:
+    def reach(self, said: Said, judge: Judge, timeout_s: float, *, what: str, early: Judge | None = None) -> Said:
         """Say `said`, wait until every member has spoken, and return the judge's verdict, the same on every rank.
+
+        `early` judges what has been said so far each time a rank arrives; a verdict that is not empty counts at once. Without
+        it nothing is decided before all have come.
 
         Raises `MissingRanks` on every rank, also on those that come later, once a rank has waited `timeout_s` seconds for
         others; `what` names the occasion in the message. Raises `StoreLost` when the store does not answer.
@@ -81,13 +84,13 @@ class Agreement:
             key = f"{self._prefix}/{self._done}"
             try:
                 self._open.set(f"{self._board}/{self._rank}", what)
-                answer = self._exchange(key, said, judge, timeout_s)
+                answer = self._exchange(key, said, judge, early, timeout_s)
             except dist.DistError as error:
                 raise self._lost(what, error) from None
             self._done += 1
         if "missing" in answer:
             raise MissingRanks(
-                f"{what}: {named(answer['missing'])} of {len(self._members)} did not come within {answer['timeout_s']:g} s",
+                f"{what}: {named(answer['missing'])} of {len(self._members)} did not come within {answer['timeout_s']:.3g} s",
                 "look at the named ranks first"
                 + "".join(f"; rank {rank} was last seen at {where}" for rank, where in sorted(answer["seen"].items())),
                 ranks=answer["missing"],
@@ -114,8 +117,10 @@ class Agreement:
             raise FrameworkError(f"the agreements under {self._prefix!r} were closed")
         return self._store
 
-    def _exchange(self, key: str, said: Said, judge: Judge, timeout_s: float) -> dict[str, Any]:
+    def _exchange(self, key: str, said: Said, judge: Judge, early: Judge | None, timeout_s: float) -> dict[str, Any]:
         self._open.append(f"{key}/said", json.dumps([self._rank, said]) + "\n")
+        if early is not None and (verdict := early(self._heard(key))):
+            return self._decide(key, {"verdict": verdict})
         if self._open.add(f"{key}/arrived", 1) == len(self._members):
             verdict = judge(self._heard(key))
             if self._done:  # whoever is here has left the previous one, so nobody reads its keys any more

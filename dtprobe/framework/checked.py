@@ -130,10 +130,10 @@ class CheckedGroup(ForwardingGroup):
             return self._judge_pairs(said)
         calls: dict[str, list[int]] = {}
         for rank, one in sorted(said.items()):
-            calls.setdefault(f"calls {described(one)} at {one['site']}", []).append(rank)
+            calls.setdefault(f"{described(one)} at {one['site']}", []).append(rank)
         blamed = "" if found.decided else "; nothing decides which of them is wrong"
         return {
-            "message": "; ".join(f"{named(ranks)} {call}" for call, ranks in calls.items()) + blamed,
+            "message": "; ".join(f"{named(ranks)}: {call}" for call, ranks in calls.items()) + blamed,
             "ranks": list(found.ranks),
             "decided": found.decided,
             "fields": found.fields,

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Self
 
 from dtprobe.errors import DtprobeError
 
 
 class FrameworkError(DtprobeError):
     """Base of everything that `dtprobe.framework` raises on purpose."""
+
+    def detached(self) -> Self:
+        """This error without the frames it passed through, nor those of what it was raised from.
+
+        A frame holds its locals: a store or a group among them would keep its threads and sockets for as long as someone
+        keeps the error.
+        """
+        self.__cause__ = self.__context__ = None
+        return self.with_traceback(None)
 
 
 class RankError(FrameworkError):

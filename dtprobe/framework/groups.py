@@ -129,6 +129,11 @@ class Groups:
             if group is not None:
                 group.end()
 
+    def close(self) -> None:
+        """End all groups and let the registry's own connection to the store go."""
+        self.end()
+        self._agreement.close()
+
     @contextlib.contextmanager
     def scope(self, name: str, ranks: Sequence[int] | None = None, **options: Any) -> Iterator[ScopedGroup | None]:
         """`create` for the length of a `with` block, ended also when the block raises."""
@@ -142,7 +147,7 @@ class Groups:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.end()
+        self.close()
 
     def _ranks(self, name: str) -> list[int]:
         group = self._groups[name]

@@ -1,0 +1,225 @@
+"""The ordered start of a job: store, identities, default group, registry, each in its turn and before one deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from dtprobe.framework.agreement import Agreement, Said
+from dtprobe.framework.bootstrap.identity import Peer, completed, verify
+from dtprobe.framework.bootstrap.placement import Placement, resolve
+from dtprobe.framework.checked import checked
+from dtprobe.framework.errors import FrameworkError, RankError, StoreLost
+from dtprobe.framework.groups import Groups, ScopedGroup, scoped_world
+from dtprobe.framework.stores import SafeFileStore, meet
+
+_ACK_S = 5.0
+
+
+class StartFailed(RankError):
+    """Store and identities were fine, but the default group could not be made; `ranks` are those on which it failed."""
+
+
+class Job:
+    """A started job on this rank. Use as a context manager: leaving it ends groups, default group and store in that order.
+
+    `placement` is complete (no None but the port), `peers` are all ranks in order, `world` is the default group, `groups`
+    the registry for others, `store` a store of this attempt alone.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        peers: tuple[Peer, ...],
+        world: ScopedGroup,
+        groups: Groups,
+        store: Any,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        self.placement = placement
+        self.peers = peers
+        self.world = world
+        self.groups = groups
+        self.store = store
+        self._stack = stack
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.store = None
+        self._stack.__exit__(kind, error, trace)
+
+    def end(self) -> None:
+        """Agree with the other ranks that the work is done, then end everything that `start` began.
+
+        Raises MissingRanks naming ranks that do not come to the end; everything on this rank is ended in that case too.
+        """
+        self.__exit__(None, None, None)
+
+
+def start(
+    placement: Placement | None = None,
+    *,
+    backend: str = "gloo",
+    deadline_s: float = 60.0,
+    timeout_s: float = 600.0,
+    checked_for: int = 0,
+    folder: Path | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Job:
+    """Bring this rank into its job: store, then identities, then the default group and a registry of groups.
+
+    `placement` defaults to what the launcher's environment says. All of it takes at most `deadline_s` seconds; `timeout_s` is
+    the timeout of collectives afterwards. The first `checked_for` collectives on the default group are compared across
+    ranks (see `dtprobe.framework.checked`). With `folder`, on a file system that all hosts share, a SafeFileStore is used and no port.
+
+    Raises PlacementError, PortTaken, StaleStore, MissingRanks (naming ranks), IdentityError, StoreLost or StartFailed; whatever was
+    begun is undone then.
+    """
+    where = placement if placement is not None else resolve(os.environ)
+    try:
+        return _start(where, backend, deadline_s, timeout_s, checked_for, folder, clock)
+    except FrameworkError as error:
+        raise error.detached() from None
+
+
+def _start(
+    where: Placement,
+    backend: str,
+    deadline_s: float,
+    timeout_s: float,
+    checked_for: int,
+    folder: Path | None,
+    clock: Callable[[], float],
+) -> Job:
+    linger_s = min(1.0, deadline_s / 5)
+    deadline = clock() + deadline_s - linger_s
+
+    def left() -> float:
+        return max(deadline - clock(), 0.05)
+
+    with contextlib.ExitStack() as undo:
+        raw = _store(where, folder, left(), undo)
+        store = dist.PrefixStore(f"dtprobe/{where.run}/{where.attempt}", raw)
+        undo.push(_Linger(where, store, linger_s))
+        peers = verify(where, store, timeout_s=left())
+        where = completed(where, peers)
+        agreement = Agreement(store, rank=where.rank, members=tuple(range(where.world_size)), prefix="dtprobe.start")
+        undo.callback(agreement.close)
+        undo.callback(_end_world)
+        failure = _default_group(where, peers, backend, store, left)
+        _agree_on_success(agreement, failure, backend, left())
+        world = scoped_world()
+        c10d._set_pg_timeout(timedelta(seconds=timeout_s), world)
+        groups = Groups(timeout_s=timeout_s)
+        undo.callback(groups.close)
+        undo.push(_Goodbye(agreement, where, store, deadline_s))
+        if checked_for:
+            undo.enter_context(checked(timeout_s=min(timeout_s, 30.0), limit=checked_for))
+        return Job(where, peers, world, groups, store, undo.pop_all())
+    raise AssertionError("unreachable: the stack swallows nothing")
+
+
+def _store(where: Placement, folder: Path | None, timeout_s: float, undo: contextlib.ExitStack) -> Any:
+    if folder is None:
+        return meet(where, timeout_s=timeout_s)
+    run = re.sub(r"[^A-Za-z0-9_.-]", "_", where.run or "run")[:100]
+    store = SafeFileStore(
+        folder, run=run, attempt=where.attempt, rank=where.rank, world_size=where.world_size, timeout_s=timeout_s
+    )
+    undo.enter_context(store)
+    return store
+
+
+def _default_group(where: Placement, peers: tuple[Peer, ...], backend: str, store: Any, left: Callable[[], float]) -> str:
+    """Make the default group and see that it connects the processes that the store introduced; why not, or nothing."""
+    try:
+        # gloo waits up to five times its timeout for a mesh that does not close, so it gets a share of what is left
+        limit = timedelta(seconds=left() / 6)
+        dist.init_process_group(backend, store=store, rank=where.rank, world_size=where.world_size, timeout=limit)
+        mine = torch.tensor([where.rank, os.getpid()], device="cuda" if backend == "nccl" else "cpu")
+        found = [torch.empty_like(mine) for _ in peers]
+        dist.all_gather(found, mine)
+    except (RuntimeError, ValueError) as error:
+        return str(error).strip().partition("\n")[0][:300] or type(error).__name__
+    strangers = [peer.rank for peer, each in zip(peers, found, strict=True) if each.tolist() != [peer.rank, peer.pid]]
+    return f"other processes than those introduced answer as ranks {strangers}" if strangers else ""
+
+
+def _agree_on_success(agreement: Agreement, failure: str, backend: str, timeout_s: float) -> None:
+    """Every rank made the group, or all raise: StartFailed naming those that failed, MissingRanks those that died in it."""
+    verdict = agreement.reach({"failure": failure}, _failures, timeout_s, what="making the default group")
+    if verdict:
+        shown = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(verdict.items(), key=lambda item: int(item[0])))
+        raise StartFailed(f"the default group ({backend}) could not be made: {shown}", ranks=[int(rank) for rank in verdict])
+
+
+def _failures(heard: Any) -> Said:
+    return {str(rank): said[0]["failure"] for rank, said in heard.items() if said[0]["failure"]}
+
+
+def _end_world() -> None:
+    if dist.is_initialized():
+        world = c10d._get_default_group()
+        if isinstance(world, ScopedGroup):
+            world.end()
+        else:
+            dist.destroy_process_group()
+
+
+class _Linger:
+    """When the start fails: the rank that serves the store stays until the others have read why, or for `most_s` seconds."""
+
+    def __init__(self, where: Placement, store: Any, most_s: float) -> None:
+        self._where, self._store, self._most_s = where, store, most_s
+
+    def __call__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if not isinstance(error, FrameworkError):
+            return
+        with contextlib.suppress(dist.DistError):
+            if self._store.add("dtprobe.failed", 1) >= self._where.world_size:
+                self._store.set("dtprobe.all-failed", "")
+            if self._where.rank == 0 and not self._where.agent_store:
+                self._store.wait(["dtprobe.all-failed"], timedelta(seconds=self._most_s))
+
+
+class _Goodbye:
+    """Leaving the job: agree that all are done, and let the rank that serves the store go last."""
+
+    def __init__(self, agreement: Agreement, where: Placement, store: Any, timeout_s: float) -> None:
+        self._agreement, self._where, self._store, self._timeout_s = agreement, where, store, timeout_s
+
+    def __call__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._agreement.leave(f"{type(error).__name__}: {error}"[:500])
+            return
+        self._agreement.reach({}, lambda heard: {}, self._timeout_s, what="end of the job")
+        self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        try:
+            gone = self._store.add("dtprobe.gone", 1)
+            if self._where.rank == 0 and gone < self._where.world_size:
+                self._wait_for_the_others()
+            elif gone == self._where.world_size:
+                self._store.set("dtprobe.all-gone", "")
+        except dist.DistNetworkError as error:
+            raise StoreLost(f"end of the job: the store went before rank {self._where.rank} was done ({error})") from None
+
+    def _wait_for_the_others(self) -> None:
+        try:
+            self._store.wait(["dtprobe.all-gone"], timedelta(seconds=_ACK_S))
+        except dist.DistStoreError:
+            raise FrameworkError(f"end of the job: some rank agreed to end and then vanished within {_ACK_S:g} s") from None

@@ -1,0 +1,158 @@
+"""The meeting point of a job: a TCPStore that is known to answer, and to be this job's own.
+
+c10d's client keeps knocking at a port that nobody listens on, believes whatever store answers there, and two jobs that derive
+their port from a job number can meet. Here rank 0 writes who it is before anyone relies on the store, the others read it, and
+where no port was given both sides walk one list of candidates derived from the run's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import psutil
+import torch.distributed as dist
+
+from dtprobe.errors import Unavailable
+from dtprobe.framework.bootstrap.placement import Placement, PlacementError
+from dtprobe.framework.errors import MissingRanks, RankError
+from dtprobe.framework.filestore import Claim, SafeFileStore, StaleStore, TornRecord
+
+__all__ = ["Claim", "PortTaken", "SafeFileStore", "StaleStore", "TornRecord", "meet", "ports", "probe"]
+
+_READY = "dtprobe.ready"
+_CANDIDATES = 64
+_LOW, _HIGH = 20_000, 32_000  # below the range from which Linux gives ports to outgoing connections
+_LOOK_S = 0.5
+
+
+class PortTaken(RankError):
+    """The port at which this job must meet belongs to someone else."""
+
+
+def probe() -> Unavailable | None:
+    """None where torch.distributed was built in."""
+    return None if dist.is_available() else Unavailable("this torch was built without torch.distributed", "install another")
+
+
+def ports(run: str, attempt: int = 0) -> Iterator[int]:
+    """Candidate ports of a run and attempt, the same on every rank, in the order in which they are tried."""
+    for number in range(_CANDIDATES):
+        digest = hashlib.sha256(f"{run}/{attempt}/{number}".encode()).digest()
+        yield _LOW + int.from_bytes(digest[:4], "big") % (_HIGH - _LOW)
+
+
+def meet(placement: Placement, *, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> dist.TCPStore:
+    """This job's store, served by rank 0 (or the launcher's agent) and reached by the others, within `timeout_s` seconds.
+
+    Raises PortTaken when another job or program has the port, StaleStore when a second process claims to be rank 0,
+    MissingRanks naming rank 0 when nobody serves the store in time, PlacementError when the environment names no place.
+    """
+    if not placement.master_addr:
+        raise PlacementError(
+            f"{placement}: no address to meet at", "set MASTER_ADDR to rank 0's host (mpirun -x MASTER_ADDR=HOST)"
+        )
+    if placement.master_port is None and not placement.run:
+        raise PlacementError(f"{placement}: neither a port nor a run id to derive one from", "set MASTER_PORT")
+    deadline = clock() + timeout_s
+    if placement.rank == 0 and not placement.agent_store:
+        return _serve(placement, timeout_s)
+    return _join(placement, deadline, timeout_s, clock)
+
+
+def _serve(placement: Placement, timeout_s: float) -> dist.TCPStore:
+    claim = Claim(placement.run, placement.attempt, 0, placement.world_size, socket.gethostname(), os.getpid())
+    for port in _candidates(placement):
+        try:
+            store = dist.TCPStore(
+                placement.master_addr, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+            )
+        except dist.DistNetworkError as error:
+            if "EADDRINUSE" not in str(error) and "address already in use" not in str(error).lower():
+                raise PortTaken(f"rank 0 cannot listen on port {port}: {str(error).splitlines()[0]}", ranks=(0,)) from None
+            found = _greeting(placement.master_addr, port)
+            if found is not None and _same_run(found, claim):
+                raise StaleStore(
+                    f"two processes claim to be rank 0 of run {claim.run!r}: {found} and {claim}",
+                    "give each process a rank of its own, and each run an id of its own",
+                    ranks=(0,),
+                ) from None
+            if placement.master_port is not None:
+                raise PortTaken(
+                    f"port {port} is in use by {found or _listener(port)}; rank 0 must serve the store there",
+                    "choose another MASTER_PORT, or end that process",
+                    ranks=(0,),
+                ) from None
+            continue
+        store.set(_READY, json.dumps([claim.run, claim.attempt, claim.rank, claim.world_size, claim.host, claim.pid]))
+        return store
+    raise PortTaken(f"none of {_CANDIDATES} ports derived from run {placement.run!r} is free", "set MASTER_PORT", ranks=(0,))
+
+
+def _join(placement: Placement, deadline: float, timeout_s: float, clock: Callable[[], float]) -> dist.TCPStore:
+    problem = "nobody listens"
+    while clock() < deadline:
+        for port in _candidates(placement):
+            try:
+                socket.create_connection((placement.master_addr, port), timeout=_LOOK_S).close()
+            except socket.gaierror as error:
+                raise PlacementError(
+                    f"MASTER_ADDR={placement.master_addr}: {error.strerror}", "name a host that resolves"
+                ) from None
+            except OSError as error:
+                problem = f"port {port}: {error.strerror or error}"
+                # rank 0 took the first candidate that was free when it came: look at the next few, then begin again
+                continue
+            if placement.agent_store:
+                return _client(placement.master_addr, port, timeout_s)
+            found = _greeting(placement.master_addr, port)
+            if found is not None and (found.run, found.attempt) == (placement.run, placement.attempt):
+                return _client(placement.master_addr, port, timeout_s)
+            problem = f"port {port} belongs to {found or 'a program that is no dtprobe store'}"
+            if found is not None and placement.master_port is not None:
+                raise PortTaken(
+                    f"{placement.master_addr}: {problem}, not to run {placement.run!r} attempt {placement.attempt}",
+                    "two jobs use one address: choose another MASTER_PORT",
+                )
+        time.sleep(0.02)
+    raise MissingRanks(
+        f"rank 0 does not serve the store at {placement.master_addr} within {timeout_s:.3g} s ({problem})",
+        "look at rank 0: it died, did not start, or its host cannot be reached at that address",
+        ranks=(0,),
+    )
+
+
+def _candidates(placement: Placement) -> Iterator[int]:
+    if placement.master_port is not None:
+        return iter([placement.master_port])
+    return ports(placement.run, placement.attempt)
+
+
+def _client(host: str, port: int, timeout_s: float) -> dist.TCPStore:
+    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+
+
+def _greeting(host: str, port: int) -> Claim | None:
+    """Who serves the store there; None when it is no store of ours, or not ready."""
+    with contextlib.suppress(dist.DistError, ValueError, TypeError):
+        return Claim(*json.loads(_client(host, port, _LOOK_S).get(_READY)))
+    return None
+
+
+def _same_run(found: Claim, claim: Claim) -> bool:
+    return (found.run, found.attempt) == (claim.run, claim.attempt)
+
+
+def _listener(port: int) -> str:
+    """The process of this host that listens on `port`, as far as we may see it."""
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f"pid {connection.pid} ({psutil.Process(connection.pid).name()})"
+    return "a process that we may not see"

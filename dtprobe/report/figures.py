@@ -37,7 +37,9 @@ def panel(data: Panel) -> Figure:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     with mpl.rc_context(style()):
-        figure, axes = _blank(*PANEL, left=48, right=96, top=10, bottom=26)
+        names = {arm: f"{arm} {words.number(value, data.unit)}" for arm, value in data.last.items()}
+        right = 14 + min(7 * max(len(name) for name in names.values()), PANEL[0] // 2)
+        figure, axes = _blank(*PANEL, left=48, right=right, top=10, bottom=26)
         for window in data.windows:
             axes.axvspan(window.begin_s, window.end_s, color=ink(window.arm), alpha=0.13, lw=0)
         ends = []
@@ -47,7 +49,7 @@ def panel(data: Panel) -> Figure:
             axes.plot(rows["t_s"], rows["mid"], color=color, lw=2, ls=_DASHES.get(name, "solid"), solid_capstyle="round")
             last = rows.iloc[-1]
             axes.plot([last["t_s"]], [last["mid"]], color=color, marker=_DOTS.get(name, "o"), ms=4.5)
-            ends.append((float(last["mid"]), f"{name} {words.number(last['mid'], data.unit)}", color))
+            ends.append((float(last["mid"]), names[name], color))
         axes.set_ylim(*_room(float(data.lines["low"].min()), float(data.lines["high"].max())))
         axes.margins(x=0.02)
         axes.yaxis.set_major_locator(_binary_ticks(axes) if data.unit == "B" else MaxNLocator(4, integer=True))

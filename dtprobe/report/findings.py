@@ -14,7 +14,7 @@ import pandas as pd
 
 from dtprobe.report import words
 from dtprobe.report.load import Place, RunFolder
-from dtprobe.report.timeline import QUIET, last_dump
+from dtprobe.report.timeline import QUIET, ended_badly, last_dump
 
 GROUPS = 6
 ROWS = 10
@@ -95,7 +95,7 @@ def outcomes(folder: RunFolder) -> tuple[Outcome, ...]:
                 member.get("timed_out", bool(item.get("timed_out")) and member.get("exit_code") is None),
             ),
             "wall_s": member.get("wall_s"),
-            "bad": member.get("exit_code") != 0,
+            "bad": ended_badly(member),
         }
         for item in folder.arm_runs
         if item.get("arm") in folder.arms

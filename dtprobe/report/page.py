@@ -222,7 +222,7 @@ def _metrics(folder: RunFolder) -> tuple[MetricRow, ...]:
     for name, metric in ((folder.verdict or {}).get("metrics") or {}).items():
         if not isinstance(metric, dict):
             continue
-        unit = str(metric.get("unit") or "")
+        unit = words.clip(metric.get("unit") or "", 24)
         cells, points = [], {}
         for arm in folder.arms or ARMS:
             value = metric.get(arm)
@@ -320,7 +320,14 @@ def _troubles(folder: RunFolder) -> tuple[Trouble, ...]:
         found.append(Trouble(probe=words.clip(probe, 60), where=words.listed(places, 5), text=text, remedy=""))
     frame = folder.frame("problems", "source", "kind", "text", rows=2000)
     for row in frame.head(20).itertuples():
-        found.append(Trouble(probe="reader", where=words.clip(row.source, 120), text=words.clip(row.text, 400), remedy=""))
+        found.append(
+            Trouble(
+                probe="reader",
+                where=folder.place(row.source, row.arm, row.repeat).text,
+                text=words.clip(f"{row.kind}: {row.text}", 400),
+                remedy="",
+            )
+        )
     return tuple(found[:40])
 
 

@@ -5,8 +5,10 @@ Everything is computed here; `figures` only draws.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import pandas as pd
 
@@ -93,6 +95,11 @@ def timelines(folder: RunFolder) -> tuple[Timeline, ...]:
     return tuple(item for item in made if item is not None and item.lanes)
 
 
+def ended_badly(member: Mapping[str, Any]) -> bool:
+    """Whether a rank of `run.json` ended by a signal, at the deadline or with a code; an unknown end is not known to be bad."""
+    return bool(member.get("exit_code")) or member.get("signal") is not None or bool(member.get("timed_out"))
+
+
 def last_dump(collectives: pd.DataFrame) -> pd.DataFrame:
     """One row a collective of a rank, in the order of time, with `done`: whether it is known to have left the collective.
 
@@ -119,6 +126,8 @@ def _timeline(
     ended = run.get("ended_ns") or max(
         [start, *events.loc[(events["arm"] == arm) & (events["repeat"] == repeat), "t_ns"].dropna().tolist()]
     )
+    if ended <= start:
+        return None
     length_s = (ended - start) / 1e9
     mine = last_dump(collectives[(collectives["arm"] == arm) & (collectives["repeat"] == repeat)])
     seen = events[(events["arm"] == arm) & (events["repeat"] == repeat) & ~events["kind"].isin(QUIET)].dropna(subset=["t_ns"])
@@ -135,7 +144,7 @@ def _timeline(
     return Timeline(
         arm=arm,
         repeat=repeat,
-        length_s=max(length_s, 1e-3),
+        length_s=length_s,
         lanes=shown,
         windows=tuple(window for window in windows if window.arm == arm),
         suspected_s=suspected[:8],
@@ -150,7 +159,6 @@ def _lane(
     rank = member.get("rank")
     wall_s = member.get("wall_s")
     end_s = min(float(wall_s), length_s) if wall_s is not None else length_s
-    bad = bool(member.get("exit_code")) or member.get("signal") is not None or bool(member.get("timed_out"))
     late = member.get("timed_out", arm_timed_out and member.get("exit_code") is None)
     spans = _spans(collectives[collectives["rank"].eq(rank).fillna(False)], start, end_s, length_s)
     own = events[events["rank"].eq(rank).fillna(False)].sort_values("t_ns", kind="stable")
@@ -160,9 +168,12 @@ def _lane(
         for kind, name in zip(own["kind"], own["name"], strict=True)
     ]
     marks = _marks(moments, named, length_s)
-    signs = sorted([span.begin_s for span in spans] + moments)
-    waits = [span.begin_s for span in spans if span.kind == "waiting"]
-    stalls = [stall for stall in _stalls(signs, end_s, length_s) if not waits or stall.end_s <= waits[0]]
+    signs = sorted([span.begin_s for span in spans] + [span.end_s for span in spans] + moments)
+    stalls = [
+        stall
+        for stall in _stalls(signs, end_s, length_s)
+        if not any(span.begin_s <= stall.begin_s and span.end_s >= stall.end_s for span in spans)
+    ]
     if signs and signs[0] > START_UP_SHARE * length_s:
         stalls.insert(0, Span(begin_s=0.0, end_s=min(signs[0], end_s), kind="start", text="start-up"))
     return Lane(
@@ -170,7 +181,7 @@ def _lane(
         begin_s=0.0,
         end_s=end_s,
         ending=words.ending(member.get("exit_code"), member.get("signal"), late),
-        bad=bad,
+        bad=ended_badly(member),
         spans=(*stalls, *spans),
         marks=tuple(marks),
     )

@@ -8,6 +8,9 @@
 enum { STEP_NS = 5 * 1000 * 1000 };
 static const char communicator_gone[] = "the communicator was aborted or destroyed";
 
+/* Of the faults that are due at this thread's call: the call's number among those that the fault aims at. */
+static _Thread_local uint64_t matches[MAX_FAULTS] __attribute__((tls_model("initial-exec")));
+
 static uint64_t mix(uint64_t x) { /* splitmix64's finaliser */
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
@@ -86,8 +89,8 @@ static const char *obstacle(const struct fault *fault, const struct call *call) 
 static void alter(struct call *call, int index, uint64_t match) {
     const struct fault *fault = &faults[index];
     call->fault = index;
-    call->match[index] = match;
-    call->due |= 1u << index;
+    call->due |= 1ull << index;
+    matches[index] = match;
     switch (fault->action) {
     case ACT_COUNT:
         call->asked = (int64_t)call->count;
@@ -141,6 +144,7 @@ static const char *hold(uint64_t ns, struct comm_info *info, uint64_t generation
 struct held {
     struct call call;
     int fault;
+    uint64_t match;
 };
 
 static const char *hold_for(const struct fault *fault, const struct call *call) {
@@ -150,7 +154,7 @@ static const char *hold_for(const struct fault *fault, const struct call *call) 
 static void hold_stream(void *data) {
     struct held *held = data;
     const char *why = hold_for(&faults[held->fault], &held->call);
-    say_ended(&held->call, held->fault, held->call.match[held->fault], why);
+    say_ended(&held->call, held->fault, held->match, why);
     free(held);
 }
 
@@ -158,7 +162,7 @@ static void hold_stream(void *data) {
 static void hold_on_stream(int fault, const struct call *call) {
     struct held *held = malloc(sizeof *held);
     if (!held) return;
-    *held = (struct held){*call, fault};
+    *held = (struct held){*call, fault, matches[fault]};
     int error = host_function()(call->stream, hold_stream, held);
     if (!error) return;
     free(held);
@@ -169,7 +173,7 @@ void carry_out(struct call *call) {
     for (int i = 0; i < plan_faults(); i++) {
         struct fault *fault = &faults[i];
         const char *why;
-        if (!(call->due & 1u << i)) continue;
+        if (!(call->due & 1ull << i)) continue;
         switch (fault->action) {
         case ACT_DELAY:
         case ACT_BLOCK:
@@ -178,7 +182,7 @@ void carry_out(struct call *call) {
                 break;
             }
             why = hold_for(fault, call);
-            say_ended(call, i, call->match[i], why);
+            say_ended(call, i, matches[i], why);
             if (why != communicator_gone) break;
             call->skip = true; /* nothing may touch it any more */
             call->result = NCCL_INTERNAL_ERROR;

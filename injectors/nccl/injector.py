@@ -241,15 +241,15 @@ def plan_line(fault: Fault, seed: int, index: int) -> str:
 
 
 PLAN_HEAD = "dtprobe-nccl-plan 1\n"
+MOST_FAULTS, MOST_BYTES, MOST_NUMBERS = 64, 128 * 1024, 16000
 
 
 class NcclInjection(Injection):
     """One fault of the plan that all nccl faults of an arm run share; ranks that are not aimed at are recorded too."""
 
-    def __init__(self, fault: Fault, site: Site, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, fault: Fault, site: Site) -> None:
         self.fault = fault
         self.site = site
-        self._environ = environ
         own = hashlib.sha256(str(site.folder).encode()).hexdigest()[:12]
         self.plan = site.scratch / f"nccl-{own}.plan"
         self._position = 0
@@ -257,11 +257,11 @@ class NcclInjection(Injection):
         self._pids: list[int] = []
 
     def check(self) -> Unavailable | None:
-        made = build.shim(self._environ)
+        made = build.shim(self.site.box.environ)
         if isinstance(made, Unavailable):
             return made
         self._shim = made
-        if not libraries(self._environ):
+        if not libraries(self.site.box.environ):
             return Unavailable(
                 "no libnccl.so is found: not with this Python's torch or nvidia packages, not in LD_LIBRARY_PATH,"
                 " not in the loader's cache",
@@ -274,8 +274,14 @@ class NcclInjection(Injection):
             raise UsageError(f"fault {str(self.fault)!r} cannot reach its target here: {reason.reason}", reason.remedy)
         lines = self.plan.read_text("utf-8") if self.plan.exists() else PLAN_HEAD
         self._position = lines.count("\n") - 1
+        lines += plan_line(self.fault, self.site.seed, self.site.index) + "\n"
+        if self._position >= MOST_FAULTS or len(lines) >= MOST_BYTES or lines.count("+") >= MOST_NUMBERS:
+            raise UsageError(
+                f"a plan of {self._position + 1} faults and {len(lines)} bytes is more than the shim takes",
+                f"keep below {MOST_FAULTS} nccl faults that name {MOST_NUMBERS} calls and ranks in all",
+            )
         fresh = self.plan.with_suffix(".new")
-        fresh.write_text(f"{lines}{plan_line(self.fault, self.site.seed, self.site.index)}\n", "utf-8")
+        fresh.write_text(lines, "utf-8")
         fresh.replace(self.plan)
 
     def environ(self, rank: int | None) -> Mapping[str, str]:

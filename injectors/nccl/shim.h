@@ -33,7 +33,7 @@ struct call_info {
 };
 extern const struct call_info call_table[CALLS];
 
-#define MAX_FAULTS 32 /* a bit each in call.due */
+#define MAX_FAULTS 64 /* a bit each in call.due */
 #define NONE INT32_MIN /* "this call has no such argument" */
 
 struct comm_info { /* one live communicator of this process */
@@ -59,8 +59,7 @@ struct call {
     uint64_t generation, comm_id, ordinal, t_enter;
     int32_t nranks, rank, comm_index;
     bool nested, in_group, skip, failed;
-    uint32_t due;  /* faults that fire at this call, one bit each */
-    uint64_t match[MAX_FAULTS]; /* of those: the number of this call among the fault's matching calls */
+    uint64_t due;  /* faults that fire at this call, one bit each */
     int32_t fault; /* the last of them, -1 for none */
     int64_t asked; /* the value that a fault replaced (count, root or op) */
     int64_t slot;
@@ -108,7 +107,7 @@ struct ring_header {
     char names[MAX_CALLS][32]; /* byte 31 is the kind */
     char labels[MAX_FAULTS][LABEL_BYTES];
 };
-_Static_assert(sizeof(struct ring_header) == 8192, "the reader knows this layout");
+_Static_assert(sizeof(struct ring_header) == 12800, "the reader knows this layout");
 _Static_assert((int)CALLS <= MAX_CALLS, "room for the names");
 
 void ring_create(const char *folder, int rank, bool forked);

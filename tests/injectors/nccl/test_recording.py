@@ -170,7 +170,7 @@ GOOD = "fault action=fail call=ncclAllReduce result=2"
         "dtprobe-nccl-plan 1\nfault action=fail call=ncclNothing result=2\n",
         "dtprobe-nccl-plan 1\nfault action=fail call=ncclAllReduce\n",
         "dtprobe-nccl-plan 1\nfault action=block call=ncclAllReduce\n",
-        "dtprobe-nccl-plan 1\n" + f"{GOOD}\n" * 33,
+        "dtprobe-nccl-plan 1\n" + f"{GOOD}\n" * 65,
         f"dtprobe-nccl-plan 1\n{GOOD} nth={'1+' * 20000}1\n",
         f"dtprobe-nccl-plan 1\n{GOOD} label={'x' * 200000}\n",
         f"dtprobe-nccl-plan 1\n{GOOD}\n\0{GOOD}\n",

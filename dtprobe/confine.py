@@ -18,7 +18,6 @@ from typing import Any, Self
 
 from dtprobe import ledger, processes
 from dtprobe.errors import DtprobeError, Unavailable
-from dtprobe.processes import HARNESS, RUN_ID
 
 ANSWER_S = 30.0
 """How long the warden may take to answer: it never waits for anything but a program's start and an undo step."""
@@ -65,6 +64,7 @@ class Confinement:
         self.run_id = run_id
         self.environ = environ
         self.problems: list[str] = []
+        self._marker: Mapping[str, str] = {}
         self.scratch = Path()
         self.journal = ledger.folder(environ) / f"{run_id}.jsonl"
         self.cgroup: Path | Unavailable = Unavailable("not asked for yet")
@@ -110,11 +110,12 @@ class Confinement:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                env={**environ, RUN_ID: run_id, HARNESS: f"{me.pid}.{me.start}.{processes.pid_namespace()}"},
+                env={**environ, **processes.marker(run_id, me)},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
         box = cls(run_id, warden, ours, environ)
+        box._marker = processes.marker(run_id, me, processes.identity(warden.pid))
         try:
             box._await_ready()
         except BaseException:
@@ -132,6 +133,14 @@ class Confinement:
     def warden_pid(self) -> int:
         """The warden: parent of all processes of the run."""
         return self._warden.pid
+
+    @property
+    def marker(self) -> Mapping[str, str]:
+        """Variables for the environment of a process that the harness starts by itself (a recorder, say).
+
+        With them the warden ends it too, after the harness's own death as at `close`. Processes from `spawn` have them.
+        """
+        return self._marker
 
     def spawn(
         self,

@@ -138,6 +138,12 @@ def marked(run_id: str | None = None) -> list[tuple[Process, Mapping[str, str]]]
     return found
 
 
+def marker(run_id: str, harness: Identity, warden: Identity | None = None) -> dict[str, str]:
+    """The variables that mark a process as a run's; the warden's own lack the one that names it."""
+    named = {WARDEN: f"{warden.pid}.{warden.start}"} if warden else {}
+    return {RUN_ID: run_id, HARNESS: f"{harness.pid}.{harness.start}.{pid_namespace()}", **named}
+
+
 def pid_namespace() -> int:
     """The number of this process's pid namespace: pids mean nothing in another."""
     return (PROC / "self/ns/pid").stat().st_ino

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from dtprobe import cgroup, processes, undo
 from dtprobe.errors import Unavailable
 from dtprobe.ledger import Ledger, LedgerError, Owner, boot_id
-from dtprobe.processes import HARNESS, RUN_ID, WARDEN, Identity, Process
+from dtprobe.processes import Identity, Process
 from dtprobe.shm import Segments
 
 PR_SET_PDEATHSIG = 1
@@ -65,11 +65,7 @@ class Warden:
         self.children: dict[int, Child] = {}
         self.segments = Segments(owner.run_id)
         self.selector = selectors.DefaultSelector()
-        self.marker = {
-            RUN_ID: owner.run_id,
-            HARNESS: os.environ[HARNESS],
-            WARDEN: f"{owner.warden.pid}.{owner.warden.start}",
-        }
+        self.marker = processes.marker(owner.run_id, owner.harness, owner.warden)
         self.harness_gone = False
         self.dismissed = False
         self._numbers = 0

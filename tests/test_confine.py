@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from dtprobe.errors import DtprobeError, Unavailable
 
 ROOT = Path(processes.__file__).resolve().parents[1]
 PYTHON = (sys.executable, "-I", "-S", "-c")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -386,8 +387,8 @@ def test_a_closed_confinement_refuses_with_a_clear_line(place: Place) -> None:
 
 
 def test_processes_that_the_harness_starts_with_the_marker_end_too(place: Place) -> None:
-    with Confinement.open(place.run_id, environ=place.environ):
-        helper = subprocess.Popen([*PYTHON, "import time; time.sleep(600)"], env={processes.RUN_ID: place.run_id})
+    with Confinement.open(place.run_id, environ=place.environ) as box:
+        helper = subprocess.Popen([*PYTHON, "import time; time.sleep(600)"], env=box.marker)
     assert helper.wait(PATIENCE_S) == -signal.SIGKILL
 
 
@@ -414,6 +415,38 @@ def test_segments_without_a_pid_in_their_name_go_when_a_rank_held_them(box: Conf
         assert list(undo.SHM.glob(f"*{place.run_id}*")) == [foreign]
     finally:
         foreign.unlink()
+
+
+@pytest.mark.needs("torch")
+def test_torchs_shared_memory_manager_and_its_segments_end_with_the_ranks(place: Place) -> None:
+    # The manager's socket must fit into 108 characters, which pytest's own folders leave too few of.
+    with (
+        tempfile.TemporaryDirectory() as short,
+        Confinement.open(place.run_id, environ={**place.environ, "TMPDIR": short}) as box,
+    ):
+        share_tensors(box, place)
+    assert place.left() == []
+
+
+def share_tensors(box: Confinement, place: Place) -> None:
+    program = (
+        "import os, time, torch, torch.multiprocessing as mp\n"
+        "mp.set_sharing_strategy('file_system')\n"
+        "kept = [torch.ones(1000).share_memory_() for _ in range(3)]\n"
+        "os.write(1, f'{os.getpid()}\\n'.encode())\n"
+        "time.sleep(600)"
+    )
+    files = {"stdout": place.folder / "out", "stderr": place.folder / "err"}
+    environ = {**os.environ, "TMPDIR": str(box.scratch)}
+    box.spawn([sys.executable, "-c", program], env=environ, cwd=place.folder, held=False, **files)
+    out = place.folder / "out"
+    eventually(lambda: out.exists() and "\n" in out.read_text(), "torch did not start")
+    pid = out.read_text().strip()
+    assert any(one.name.startswith("torch_shm") for one in processes.descendants(box.warden_pid))
+    assert list(undo.SHM.glob(f"torch_{pid}_*"))
+    assert box.kill_all() == ()
+    assert list(undo.SHM.glob(f"torch_{pid}_*")) == []
+    assert processes.descendants(box.warden_pid) == []
 
 
 def test_a_killed_warden_takes_its_ranks_along_and_close_cleans_the_rest(place: Place) -> None:

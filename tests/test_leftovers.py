@@ -20,9 +20,12 @@ from dtprobe.confine import Confinement
 from dtprobe.ledger import Entry, Ledger, Owner
 from dtprobe.processes import Identity
 
+# `clean` ends the processes of every dead run on the machine, those of a neighbouring test too.
+pytestmark = pytest.mark.alone
+
 ROOT = Path(processes.__file__).resolve().parents[1]
 SLEEP = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 HARNESS = """
 import os, sys, time
@@ -77,6 +80,9 @@ def wreck(tmp_path: Path, environ: dict[str, str], run_id: str) -> Iterator[Wrec
     assert harness.stdout is not None
     warden = int(harness.stdout.readline())
     os.kill(warden, signal.SIGSTOP)
+    give_up = time.monotonic() + PATIENCE_S
+    while (found := processes.read(warden)) is not None and found.state != "T" and time.monotonic() < give_up:
+        time.sleep(0.01)
     harness.kill()
     harness.wait()
     harness.stdout.close()

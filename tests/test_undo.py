@@ -16,7 +16,7 @@ import pytest
 from dtprobe import processes, undo
 
 SLEEP = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 MS_BIND = 4096
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pandas as pd
 
-from dtprobe.readers import events, flight_recorder, inotify, logs, nsys, perf, proc, pyspy, strace
+from dtprobe.readers import events, flight_recorder, inotify, logs, nccl_ring, nsys, perf, proc, pyspy, strace
 from dtprobe.readers.artifact import Problem, Problems, ReaderError, one_line, rank_of
 from dtprobe.readers.schema import Schema
 
@@ -32,6 +32,7 @@ SCHEMAS: Mapping[str, Schema] = {
         perf.SAMPLES,
         perf.COUNTS,
         nsys.SCHEMA,
+        nccl_ring.SCHEMA,
         PROBLEMS,
     )
 }
@@ -74,6 +75,7 @@ _READERS: Mapping[str, tuple[str, Reader]] = {
     "perf_script": (r"perf[\w.-]*\.script\.txt", _one("perf_samples", perf.read_perf_script)),
     "perf_stat": (r"perf[\w.-]*\.stat\.(?:txt|csv|json)", _one("perf_counts", perf.read_perf_stat)),
     "nsys": (r"[\w.-]*\.sqlite", _one("gpu_ops", nsys.read_nsys)),
+    "nccl_ring": (r"nccl-\d+(?:-\d+)?\.ring", _one("nccl_calls", nccl_ring.read_nccl_ring)),
     "logs": (r"(?:stdout|stderr)\.log", _one("log_lines", logs.read_logs)),
 }
 _KINDS = {kind: re.compile(pattern) for kind, (pattern, _) in _READERS.items()}

@@ -115,6 +115,22 @@ def test_a_hanging_call_outlives_any_number_of_later_ones(start):
     assert not job.ring(0)["in_flight"].any()
 
 
+def test_what_is_read_while_calls_go_on_is_never_a_mixture(start):
+    job = start([["init"], ["hammer", "go"]], world_size=1)
+    job.eventually(lambda: len(job.ring(0)) > 8000, "the ring is full")
+    words = ["sum", "prod", "max", "min"]
+    for _ in range(15):
+        ring = job.ring(0)
+        calls = ring[ring["call"] == "ncclAllReduce"]
+        assert len(calls) > 4000
+        assert (calls["count"] == calls["seq"] % 7 + 1).all()
+        assert (calls["redop"] == calls["seq"].map(lambda seq: words[seq % 4])).all()
+        assert calls["seq"].is_monotonic_increasing and calls["seq"].is_unique
+    (job.shared / "go").touch()
+    turns = job.finish()[0][1]["values"][0]
+    assert job.ring(0)["seq"].max() == turns
+
+
 def test_polls_are_counted_and_recorded_only_where_they_report_something_new(start):
     job = start([["init"], ["async_error", 50]], "nccl:async_error,rank=0,nth=40")
     job.finish()

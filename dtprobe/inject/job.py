@@ -247,6 +247,7 @@ def _contradict(first: Fault, second: Fault) -> bool:
         first.injector.name == second.injector.name
         and first.target.op == second.target.op
         and first.target.group == second.target.group
+        and all(getattr(first.config, key, None) == getattr(second.config, key, None) for key in ("call", "comm"))
         and (first.target.nth, first.target.after_s, first.target.every)
         == (second.target.nth, second.target.after_s, second.target.every)
         and first.target.probability is None

@@ -46,6 +46,7 @@ class Fault:
             probability=None,
             every=None,
             times=None,
+            after_s=None,
         )
         return replace(self, target=target)
 

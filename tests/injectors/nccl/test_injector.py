@@ -18,6 +18,7 @@ from dtprobe.clock import SystemClock
 from dtprobe.confine import Confinement
 from dtprobe.errors import Unavailable, UsageError
 from dtprobe.inject import Site
+from dtprobe.inject.job import plan
 from dtprobe.inject.spec import parse
 
 pytestmark = pytest.mark.needs("cc")
@@ -92,6 +93,18 @@ def test_what_cannot_be_is_one_clear_line(text, words):
     with pytest.raises(UsageError) as told:
         parse(text, KNOWN, world_size=2)
     assert words in str(told.value) and "\n" not in str(told.value)
+
+
+def test_faults_at_different_calls_do_not_contradict_and_at_the_same_call_do():
+    apart = ["nccl:delay,call=ncclAllReduce,seconds=1", "nccl:delay,call=ncclBroadcast,seconds=1"]
+    assert len(plan(apart, [sys.executable])) == 2
+    with pytest.raises(UsageError, match="contradict"):
+        plan([apart[0], "nccl:delay,call=ncclAllReduce,seconds=2"], [sys.executable])
+
+
+def test_a_replayed_fault_waits_for_its_call_and_no_longer_for_a_time():
+    fault = parse("nccl:delay,seconds=1,after_s=2,probability=0.5", KNOWN).at((3, 7), 1)
+    assert (fault.target.nth, fault.target.rank, fault.target.after_s) == ((3, 7), (1,), None)
 
 
 @pytest.mark.parametrize(

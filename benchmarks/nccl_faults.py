@@ -1,0 +1,183 @@
+"""Every NCCL fault on real NCCL: what the ranks see, how long it takes, what fired and what the ring says while it lasts.
+
+    python benchmarks/nccl_faults.py [--gpus 2] [--only hole,drop] [--json FILE]
+
+Each case is a `torchrun` of its own with its own limit; all of them take about 7 minutes on two GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dtprobe import catalog
+from dtprobe.errors import Unavailable
+from dtprobe.inject.spec import parse
+from dtprobe.readers.nccl_ring import read_nccl_ring
+
+LIMIT_S = 60
+LOOK_S = 8
+STEPS = 12
+CASES = {
+    "healthy": (),
+    **{
+        f"init-{name}": (f"nccl:fail,rank=1,call=init,result={name}",)
+        for name in ("ncclSystemError", "ncclInvalidArgument", "ncclInvalidUsage")
+    },
+    **{
+        f"call-{name}": (f"nccl:fail,rank=1,call=ncclAllReduce,nth=4,result={name}",)
+        for name in ("ncclUnhandledCudaError", "ncclInternalError", "ncclRemoteError")
+    },
+    "async": ("nccl:async_error,rank=1,call=ncclAllReduce,nth=4,result=ncclRemoteError",),
+    "delay": ("nccl:delay,rank=1,call=ncclAllReduce,seconds=0.5",),
+    "delay-stream": ("nccl:delay,rank=1,call=ncclAllReduce,seconds=0.5,where=stream",),
+    "drop": ("nccl:drop,rank=1,call=ncclAllReduce,nth=4",),
+    "count": ("nccl:count,rank=1,call=ncclAllReduce,nth=4",),
+    "op": ("nccl:op,rank=1,call=ncclAllReduce,nth=4,redop=max",),
+    "root": ("nccl:root,rank=1,call=ncclBroadcast,nth=4",),
+    "block": ("nccl:block,rank=1,call=ncclAllReduce,nth=4",),
+    "block-released": ("nccl:block,call=ncclAllReduce,nth=4,for_s=3",),
+    "hole": ("nccl:block,call=ncclAllReduce,nth=4,where=stream",),
+    "hole-released": ("nccl:block,call=ncclAllReduce,nth=4,where=stream,for_s=3",),
+}
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--gpus", type=int, default=2)
+    options.add_argument("--only", default="", help="cases, comma separated: " + ", ".join(CASES))
+    options.add_argument("--json", type=Path, help="also write the rows here")
+    options.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    chosen = options.parse_args()
+    if chosen.worker:
+        return worker()
+    names = [name for name in chosen.only.split(",") if name] or list(CASES)
+    if odd := [name for name in names if name not in CASES]:
+        options.error(f"no such case: {', '.join(odd)}")
+    known, _ = catalog.injectors()
+    module = sys.modules["_dtprobe_injector_nccl"]
+    shown = Table("case", "exit", "s", "fired (rank, call, nth)", f"ring after {LOOK_S} s", "last words")
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        shim = module.build.shim(folder=Path(scratch))
+        if isinstance(shim, Unavailable):
+            sys.exit(str(shim))
+        for name in names:
+            place = Path(scratch, name)
+            lines = [module.plan_line(parse(text, known, world_size=chosen.gpus), 1, i) for i, text in enumerate(CASES[name])]
+            row = {"case": name, **one(module, shim, place, lines, chosen.gpus)}
+            rows.append(row)
+            shown.add_row(*(str(row[key]) for key in ("case", "exit", "seconds", "fired", "ring", "words")))
+            print(json.dumps(row), file=sys.stderr, flush=True)
+    Console(width=180).print(shown)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(rows, indent=1), "utf-8")
+    return 0
+
+
+def one(module: Any, shim: Path, place: Path, lines: list[str], gpus: int) -> dict[str, Any]:
+    """One case from start to end."""
+    arm = place / "arm"
+    arm.mkdir(parents=True)
+    plan = place / "plan"
+    plan.write_text(module.PLAN_HEAD + "".join(f"{line}\n" for line in lines), "utf-8")
+    environ = {
+        **os.environ,
+        **module.recording(shim, arm),
+        "DTPROBE_NCCL_PLAN": str(plan),
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "2000",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}", __file__, "--worker"]
+    start = time.monotonic()
+    ring = ""
+    with (place / "out").open("w+", encoding="utf-8") as out:
+        process = subprocess.Popen(command, env=environ, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            while process.poll() is None and time.monotonic() - start < LIMIT_S:
+                if not ring and any(arm.rglob("*.ring")) and time.monotonic() - start > LOOK_S:
+                    ring = state(arm)
+                time.sleep(0.2)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            end_ranks(arm)
+    seconds = time.monotonic() - start
+    text = (place / "out").read_text("utf-8", "replace")
+    fired = [
+        [line["rank"], line["call"], line["nth"]]
+        for path in sorted(arm.rglob("nccl-*.jsonl"))
+        for line in map(json.loads, path.read_text("ascii").splitlines())
+        if line["kind"] == "fired"
+    ]
+    words = [line.strip() for line in text.splitlines() if "Error" in line or "step" in line or "imeout" in line]
+    return {
+        "exit": process.returncode,
+        "seconds": round(seconds, 1),
+        "fired": fired[:4] + ([["...", len(fired), ""]] if len(fired) > 4 else []),
+        "ring": ring or f"ended before; {state(arm)}",
+        "words": [word[:160] for word in words[-2:]],
+    }
+
+
+def state(arm: Path) -> str:
+    """Per rank: the last communication call, and what is under way."""
+    told = []
+    for path in sorted(arm.rglob("nccl-*.ring")):
+        calls = read_nccl_ring(path)
+        data = calls[calls["kind"].isin(["collective", "p2p"])]
+        last = data.iloc[-1] if len(data) else None
+        stuck = calls[calls["in_flight"]]["call"].tolist()
+        seq = "none" if last is None else f"{last['call']} {last['seq']}"
+        told.append(f"{calls['rank'].iloc[0] if len(calls) else '?'}: {seq}" + (f" in flight {stuck}" if stuck else ""))
+    return "; ".join(told)
+
+
+def end_ranks(arm: Path) -> None:
+    """torchrun starts its ranks in sessions of their own: end those that wrote a ring here and still carry our folder."""
+    for path in arm.rglob("nccl-*.ring"):
+        pid = int(path.stem.split("-")[1])
+        environ = Path(f"/proc/{pid}/environ")
+        try:
+            if f"DTPROBE_NCCL_FOLDER={arm}".encode() in environ.read_bytes():
+                os.kill(pid, signal.SIGKILL)
+        except OSError:
+            continue
+
+
+def worker(environ: Mapping[str, str] = os.environ) -> int:
+    """One rank: all-reduce and broadcast a step, each value checked on the host."""
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+
+    device = torch.device("cuda", int(environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=10))
+    for step in range(STEPS):
+        data, told = torch.ones(512, device=device), torch.full((512,), float(dist.get_rank()), device=device)
+        dist.all_reduce(data)
+        dist.broadcast(told, 0)
+        print(f"rank {dist.get_rank()} step {step} sum {data.sum().item()} root {told[0].item()}", flush=True)
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

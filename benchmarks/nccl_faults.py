@@ -3,14 +3,15 @@
     python benchmarks/nccl_faults.py [--gpus 2] [--only hole,drop] [--json FILE]
 
 Each case is a `torchrun` of its own with its own limit; all of them take about 7 minutes on two GPUs.
+From a checkout that is not installed: PYTHONPATH=. in front.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -106,17 +108,14 @@ def one(module: Any, shim: Path, place: Path, lines: list[str], gpus: int) -> di
     start = time.monotonic()
     ring = ""
     with (place / "out").open("w+", encoding="utf-8") as out:
-        process = subprocess.Popen(command, env=environ, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, env=environ, stdout=out, stderr=subprocess.STDOUT)
         try:
             while process.poll() is None and time.monotonic() - start < LIMIT_S:
                 if not ring and any(arm.rglob("*.ring")) and time.monotonic() - start > LOOK_S:
                     ring = state(arm)
                 time.sleep(0.2)
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            end_ranks(arm)
+            end(process)
     seconds = time.monotonic() - start
     text = (place / "out").read_text("utf-8", "replace")
     fired = [
@@ -126,8 +125,9 @@ def one(module: Any, shim: Path, place: Path, lines: list[str], gpus: int) -> di
         if line["kind"] == "fired"
     ]
     words = [line.strip() for line in text.splitlines() if "Error" in line or "step" in line or "imeout" in line]
+    code = process.returncode
     return {
-        "exit": process.returncode,
+        "exit": "still running" if seconds >= LIMIT_S else code,
         "seconds": round(seconds, 1),
         "fired": fired[:4] + ([["...", len(fired), ""]] if len(fired) > 4 else []),
         "ring": ring or f"ended before; {state(arm)}",
@@ -148,16 +148,18 @@ def state(arm: Path) -> str:
     return "; ".join(told)
 
 
-def end_ranks(arm: Path) -> None:
-    """torchrun starts its ranks in sessions of their own: end those that wrote a ring here and still carry our folder."""
-    for path in arm.rglob("nccl-*.ring"):
-        pid = int(path.stem.split("-")[1])
-        environ = Path(f"/proc/{pid}/environ")
-        try:
-            if f"DTPROBE_NCCL_FOLDER={arm}".encode() in environ.read_bytes():
-                os.kill(pid, signal.SIGKILL)
-        except OSError:
-            continue
+def end(process: subprocess.Popen[bytes]) -> None:
+    """torchrun starts its ranks in sessions of their own: all its descendants are ended, then itself."""
+    try:
+        ranks = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        ranks = []
+    for one in ranks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.kill()
+    process.wait()
+    psutil.wait_procs(ranks, timeout=10)
 
 
 def worker(environ: Mapping[str, str] = os.environ) -> int:

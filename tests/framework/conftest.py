@@ -7,8 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +74,8 @@ def clean_environment() -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("SLURM_", "OMPI_", "PMI", "PRTE_", "TORCHELASTIC_", "PET_", "MASTER_", "KUBERNETES_"))
-        and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "JOB_COMPLETION_INDEX")
+        and name
+        not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "JOB_COMPLETION_INDEX")
     } | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
@@ -85,61 +85,64 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def finished(processes: Sequence[subprocess.Popen[str]], files: Sequence[Path], timeout_s: float) -> list[Ended]:
-    """Wait for all, kill what is late, and read what they said. A late one has code -9."""
-    deadline = time.monotonic() + timeout_s
-    ended = []
-    for rank, (process, file) in enumerate(zip(processes, files, strict=True)):
-        try:
-            process.wait(max(deadline - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        output = file.read_text(encoding="utf-8", errors="replace")
-        said = [json.loads(line[4:]) for line in output.splitlines() if line.startswith("say ")]
-        ended.append(Ended(rank, process.returncode, said, output))
-    return ended
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported torch and forks ranks on demand (see zygote.py)."""
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("zygote.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=clean_environment(),
+        text=True,
+        bufsize=1,
+    )
+    assert process.stdin
+    try:
+        yield process
+    finally:
+        process.stdin.close()
+        process.wait(60)
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Run:
-    """Run `source` as `world_size` processes with RANK and its kin set; `environ(rank)` may change them. All have ended after it."""
+def job(tmp_path: Path, zygote: subprocess.Popen[str]) -> Run:
+    """Run `source` as processes with RANK and its kin set; `environ(rank)` changes them (None removes). All have ended after it."""
 
     def run(
         source: str,
         *,
         world_size: int = 2,
         processes: int | None = None,
-        environ: Callable[[int], Mapping[str, str]] = lambda rank: {},
+        environ: Callable[[int], Mapping[str, str | None]] = lambda rank: {},
         timeout_s: float = 90.0,
     ) -> list[Ended]:
         program = tmp_path / "program.py"
         program.write_text(_PRELUDE + source, encoding="utf-8")
         port = str(free_port())
-        files, started = [], []
+        ranks = []
         for rank in range(processes or world_size):
-            variables = {
+            variables = clean_environment() | {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(world_size),
                 "LOCAL_RANK": str(rank),
                 "LOCAL_WORLD_SIZE": str(world_size),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port,
+                **environ(rank),
             }
-            variables |= dict(environ(rank))
-            files.append(tmp_path / f"rank{rank}.log")
-            with files[-1].open("w") as output:
-                started.append(
-                    subprocess.Popen(
-                        [sys.executable, str(program)],
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        env={name: value for name, value in (clean_environment() | variables).items() if value != "UNSET"},
-                        cwd=tmp_path,
-                        text=True,
-                    )
-                )
-        return finished(started, files, timeout_s)
+            known = {name: value for name, value in variables.items() if value is not None}
+            ranks.append({"env": known, "output": str(tmp_path / f"rank{rank}.log")})
+        assert zygote.stdin and zygote.stdout
+        zygote.stdin.write(
+            json.dumps({"program": str(program), "cwd": str(tmp_path), "timeout_s": timeout_s, "ranks": ranks}) + "\n"
+        )
+        codes = json.loads(zygote.stdout.readline())
+        return [ended(rank, code, tmp_path / f"rank{rank}.log") for rank, code in enumerate(codes)]
 
     return run
+
+
+def ended(rank: int, code: int, log: Path) -> Ended:
+    """What a rank that ended with `code` said in its log."""
+    output = log.read_text(encoding="utf-8", errors="replace")
+    return Ended(rank, code, [json.loads(line[4:]) for line in output.splitlines() if line.startswith("say ")], output)

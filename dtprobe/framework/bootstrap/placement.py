@@ -84,6 +84,12 @@ class Partial:
     missing: tuple[str, ...]
     read: Mapping[str, str]
 
+    def __post_init__(self) -> None:
+        if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
+            raise PlacementError(
+                f"{self.source}: rank {self.rank} of {self.world_size} is impossible ({_shown(self.read)})", _START_AGAIN
+            )
+
     def __str__(self) -> str:
         return f"{self.source}: {_shown(self.read)} without {', '.join(self.missing)}"
 

@@ -173,9 +173,17 @@ def work(correct):
         dist.all_reduce(torch.ones(2), op)
 say(early=caught(lambda: work(2))["error"], late=caught(lambda: work(5))["error"])
 """,
-        environ=lambda rank: {"MASTER_PORT": "UNSET", "MASTER_ADDR": "UNSET", "RANK": "UNSET", "WORLD_SIZE": "UNSET",
-                              "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
-                              "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": f"checked-{__import__('os').getpid()}"}
+        environ=lambda rank: {
+            "MASTER_PORT": None,
+            "MASTER_ADDR": None,
+            "RANK": None,
+            "WORLD_SIZE": None,
+            "OMPI_COMM_WORLD_RANK": str(rank),
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "PMIX_NAMESPACE": f"checked-{__import__('os').getpid()}",
+        },
     )
     for rank in ranks:
         assert rank.only == {"early": "CollectiveMismatch", "late": None}, rank.output

@@ -13,6 +13,10 @@ from dtprobe.framework.bootstrap.placement import Partial, Placement, PlacementE
 
 _ALL = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_NODES")
 
+_RANGE = r"\d+(?:-\d+)?"
+_ITEM = rf"(?:[^,\[\]\s]|\[{_RANGE}(?:,{_RANGE})*\])+"
+_MOST = 100_000
+
 
 def claim(environ: Mapping[str, str]) -> Placement | Partial | None:
     procid, tasks, local_id, node_id, nodes = (whole_number(environ, name) for name in _ALL)
@@ -56,21 +60,21 @@ def runs_inside(claim: Placement, outer: Placement | Partial, environ: Mapping[s
 
 def node_names(text: str) -> Iterator[str]:
     """The hosts of a Slurm node list: `n[1-2,07],gpu[1-2]-b` is n1, n2, n07, gpu1-b, gpu2-b. Widths are kept."""
-    for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
-        yield from _expanded(item)
+    if not re.fullmatch(rf"{_ITEM}(,{_ITEM})*", text):
+        raise PlacementError(f"slurm: {text!r} is no node list", "compare with `scontrol show hostnames`")
+    for found in re.finditer(_ITEM, text):
+        yield from _expanded(found.group())
 
 
 def _expanded(item: str) -> Iterator[str]:
-    found = re.search(r"\[([0-9,-]+)\]", item)
+    found = re.search(r"\[([^\]]+)\]", item)
     if not found:
-        if "[" in item or "]" in item:
-            raise PlacementError(f"slurm: {item!r} is no node list", "compare with `scontrol show hostnames`")
         yield item
         return
     for part in found.group(1).split(","):
         low, _, high = part.partition("-")
-        if not low.isdigit() or not (high or low).isdigit() or int(high or low) - int(low) > 100_000:
-            raise PlacementError(f"slurm: {item!r} is no node list", "compare with `scontrol show hostnames`")
+        if int(high or low) - int(low) > _MOST:
+            raise PlacementError(f"slurm: {item!r} names more than {_MOST} nodes", "compare with `scontrol show hostnames`")
         for number in range(int(low), int(high or low) + 1):
             yield from _expanded(f"{item[: found.start()]}{number:0{len(low)}d}{item[found.end() :]}")
 
@@ -79,6 +83,6 @@ def tasks_per_node(text: str) -> Iterator[int]:
     """Tasks of each node: `2(x3),1` is 2, 2, 2, 1."""
     for part in filter(None, text.split(",")):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if not found or int(found.group(2) or 1) > 100_000:
+        if not found or int(found.group(2) or 1) > _MOST:
             raise PlacementError(f"slurm: SLURM_STEP_TASKS_PER_NODE={text!r} is malformed", "start the program with srun")
         yield from [int(found.group(1))] * int(found.group(2) or 1)

@@ -3,7 +3,7 @@
     python benchmarks/history.py [--runs 10000] [--rows 8] [--repeats 5]
 
 Prints medians with the range over the repeats, and the ratio of one file a run to folded blocks. `as appended` is what a
-user has: a fold whenever 200 single-run files have gathered. Reading is timed in this process after one warm-up, and once
+user has: a fold whenever enough single-run files have gathered. Reading is timed in this process after one warm-up, and once
 in a fresh interpreter, imports included.
 """
 
@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dtprobe.store import History
-from dtprobe.store.archive import COLUMNS, rows_of
+from dtprobe.store.archive import COLUMNS, FOLD_AT, rows_of
 
 ARMS = ("control", "fault", "mitigated")
 START = 1_750_000_000_000_000_000
@@ -115,15 +115,17 @@ def main() -> None:
         begin = time.perf_counter()
         history.fold(time.time_ns)
         told("fold them all", [time.perf_counter() - begin], len(history.files()))
-        for number in range(options.runs, options.runs + 199):
+        for number in range(options.runs, options.runs + FOLD_AT - 1):
             plain_write(folder, run_rows(number, options.rows))
         appended = told(
-            "overview as appended (blocks and 199 files)", timed(overview(folder), options.repeats), len(history.files())
+            f"overview as appended (block and {FOLD_AT - 1} files)",
+            timed(overview(folder), options.repeats),
+            len(history.files()),
         )
         told("the same in a fresh interpreter", [fresh(folder) for _ in range(options.repeats)], len(history.files()))
         begin = time.perf_counter()
         history.fold(time.time_ns)
-        told("fold 199 files into the block", [time.perf_counter() - begin], len(history.files()))
+        told(f"fold {FOLD_AT - 1} files into the block", [time.perf_counter() - begin], len(history.files()))
         folded = told("overview, folded", timed(overview(folder), options.repeats), len(history.files()))
     Console(width=100).print(table)
     print(

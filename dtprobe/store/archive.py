@@ -49,7 +49,7 @@ COLUMNS: Mapping[str, str] = {
 }
 """Column -> Arrow type. One row a metric and arm; a run without metrics is one row with null `metric` and `arm`."""
 
-FOLD_AT = 200
+FOLD_AT = 100
 BLOCK_ROWS = 200_000
 _STALE_NS = 3600 * 10**9
 _ATTEMPTS = 5

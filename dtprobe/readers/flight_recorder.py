@@ -144,13 +144,13 @@ def _content(path: Path, data: bytes, problems: Problems | None) -> dict[str, An
 
 
 def _without_last(value: Any) -> dict[str, Any]:
-    """A cut dump without the entry that the cut went through."""
+    """A cut dump without the entry that the cut went through, and the loose parts of it."""
     whole = value if isinstance(value, dict) else {}
     entries = whole.get("entries")
     entries = entries if isinstance(entries, list) else []
-    keys = set(entries[0]) if entries and isinstance(entries[0], dict) else set()
-    optional = {"frames", "duration_ms"}
-    if entries and not (isinstance(entries[-1], dict) and keys - optional <= set(entries[-1])):
+    # what is complete, only another entry can tell: a lone one is left out
+    keys = set(entries[0]) - {"frames", "duration_ms"} if len(entries) > 1 and isinstance(entries[0], dict) else set()
+    while entries and not (isinstance(entries[-1], dict) and keys and keys <= set(entries[-1])):
         entries = entries[:-1]
     return {**whole, "entries": entries}
 

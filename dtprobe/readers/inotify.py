@@ -28,7 +28,7 @@ _STAMP = r"(?P<epoch>[0-9]{9,10})(?:\.(?P<part>[0-9]{1,9}))?"
 _OURS = re.compile(rf"^{_STAMP} (?P<path>.*) (?P<events>{_EVENTS}) (?P<holders>-|\[.*\])$")
 _CLOCK = r"(?P<clock>(?:[0-9]{2,4}[-/.][0-9]{1,2}[-/.][0-9]{2,4}[ T])?[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?(?:\.[0-9]+)?)"
 _TIMED_TAIL = re.compile(rf"^(?:{_STAMP}|{_CLOCK}) (?P<path>\S.*) (?P<events>{_EVENTS})$")
-_PLAIN = re.compile(rf"^(?P<folder>\S.*?/?) (?P<events>{_EVENTS})(?: (?P<file>.*))?$")
+_PLAIN = re.compile(rf"^(?![0-9]{{9,10}}(?:\.[0-9]+)? )(?P<folder>\S.*?/?) (?P<events>{_EVENTS})(?: (?P<file>.*))?$")
 _REMARKS = re.compile(r"^(?:Setting up watches|Watches established|Couldn't watch|Failed to watch|upper limit on inotify)")
 
 

@@ -61,6 +61,7 @@ _HEAD = re.compile(
     r"^\s*(?P<comm>\S.*?)\s+(?P<pid>-?[0-9]{1,9})(?:/(?P<tid>-?[0-9]{1,9}))?\s+(?:\[(?P<cpu>[0-9]{1,6})\]\s+)?"
     r"(?P<time>[0-9]{1,11}\.[0-9]{1,9}):\s+(?:(?P<period>[0-9]{1,18})\s+)?(?P<event>[^\s:]+(?::[^\s:]+)*):\s*(?P<text>.*)$"
 )
+_ADDRESS = re.compile(r"^[0-9a-f]{4,16} \S.* \(.*\)$")
 _FRAME = re.compile(r"^\t\s*[0-9a-f]+ (.+?)(?:\+0x[0-9a-f]+)?(?: \((.*)\))?$")
 
 
@@ -84,8 +85,10 @@ def read_perf_script(
         elif line and not line.startswith("#"):
             head = _HEAD.match(line)
             if head:
-                rows.append(head.groupdict())
-                stacks.append([])
+                row = head.groupdict()
+                alone = _ADDRESS.match(row["text"])
+                rows.append(row | {"text": None} if alone else row)
+                stacks.append([_symbol("\t" + row["text"])] if alone else [])
             elif line.strip():
                 noise.append(number)
     if noise and not rows:

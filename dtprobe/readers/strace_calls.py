@@ -149,13 +149,17 @@ class Pids:
         return rows.with_columns(pl.when(pl.col("tid").is_null() & alive).then(self.alone).otherwise("tid").alias("tid"))
 
     def _match(self, rows: pl.DataFrame) -> None:
+        """A call that began without pid and ended under one, or the other way round, is that process's."""
         halves = rows.filter(pl.col("what").is_in([UNFINISHED, RESUMED])).select("tid", "name", "what")
         for tid, name, what in halves.iter_rows():
             if what == UNFINISHED:
                 self._open[tid] = name
-            elif self._open.pop(tid, None) is None and self._open.get(None) == name:
-                self.alone = tid
-                return
+            elif self._open.pop(tid, None) != name:
+                others = [other for other, opened in self._open.items() if opened == name]
+                found = tid if tid is not None and None in others else others[0] if tid is None and len(others) == 1 else None
+                if found is not None:
+                    self.alone = found
+                    return
 
 
 def joined(rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:

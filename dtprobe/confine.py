@@ -74,6 +74,7 @@ class Confinement:
         self._sending = threading.Lock()
         self._next = 0
         self._answers: dict[int, dict[str, Any]] = {}
+        self._released: set[int] = set()
         self._exits: dict[int, Exit] = {}
         self._orphans: dict[int, Exit] = {}
         self._ready: dict[str, Any] | None = None
@@ -173,6 +174,10 @@ class Confinement:
 
         Raises DtprobeError (`cannot execute PROGRAM: reason`) when it could not.
         """
+        with self._changed:
+            if child.number in self._released:
+                return
+            self._released.add(child.number)
         self._ask("release", pid=child.pid, number=child.number)
 
     def poll(self, child: Child) -> Exit | None:

@@ -170,10 +170,8 @@ class Warden:
     def _release(self, request: Mapping[str, Any]) -> Reply | None:
         """Let a held child go on to its program; answered once the program runs, or could not be executed."""
         child = self.children.get(request["pid"])
-        if child is None or child.number != request["number"]:
+        if child is None or child.number != request["number"] or child.hold is None:
             return {"error": f"process {request['pid']} ended before it was released"}
-        if child.hold is None:
-            return {}
         child.waiting = request["id"]
         child.started = time.monotonic()
         self.selector.register(child.status, selectors.EVENT_READ, lambda: self._begun(child))
@@ -184,6 +182,8 @@ class Warden:
         return None
 
     def _begun(self, child: Child) -> None:
+        if child.waiting is None:  # answered already, when it was reaped
+            return
         said = os.read(child.status, 4096).decode(errors="replace")
         self.selector.unregister(child.status)
         os.close(child.status)

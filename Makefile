@@ -45,10 +45,10 @@ doctor: $(STAMP)  ## What this machine can run, with reasons and remedies
 	@$(BIN)/dtprobe doctor
 
 test: $(STAMP)  ## The tests, in parallel
-	@$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n auto $(ARGS)
 
 nightly-tests: $(STAMP)  ## The long tests too
-	@$(BIN)/python -m pytest -n auto --dist loadgroup --nightly $(ARGS)
+	@$(BIN)/python -m pytest -n auto --nightly $(ARGS)
 
 lint: $(STAMP)  ## ruff, mypy, import-linter
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

@@ -10,10 +10,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from dtprobe import doctor
 
 _GRACE_S = 0.5
+
+# How long an example takes is the machine's affair, not the property's.
+settings.register_profile("dtprobe", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("dtprobe")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

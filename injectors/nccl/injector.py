@@ -285,7 +285,7 @@ class NcclInjection(Injection):
         fresh.replace(self.plan)
 
     def environ(self, rank: int | None) -> Mapping[str, str]:
-        return recording(self._shim, self.site.folder) | {"DTPROBE_NCCL_PLAN": str(self.plan)}
+        return recording(self._shim, self.site.folder, self.site.box.environ) | {"DTPROBE_NCCL_PLAN": str(self.plan)}
 
     def start(self, processes: Sequence[RankProcess]) -> None:
         self._pids = [one.pid for one in processes]
@@ -317,9 +317,13 @@ class NcclInjection(Injection):
         return [line for line in _logs(self.site.folder) if line.get("index") == self._position]
 
 
-def recording(shim: Path | None, folder: Path) -> dict[str, str]:
-    """The variables under which a job records its NCCL calls into `folder`/rank<k>/nccl-<pid>.ring, without any fault."""
-    return {"LD_PRELOAD": str(shim), "DTPROBE_NCCL_FOLDER": str(folder)}
+def recording(shim: Path | None, folder: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables under which a job records its NCCL calls into `folder`/rank<k>/nccl-<pid>.ring, without any fault.
+
+    What `environ` preloads already is kept, behind the shim.
+    """
+    others = environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    return {"LD_PRELOAD": ":".join([str(shim), *others]), "DTPROBE_NCCL_FOLDER": str(folder)}
 
 
 def libraries(environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -181,6 +181,11 @@ def test_faults_of_one_run_share_one_plan_and_report_apart(module, site, start):
     assert all(one.problems() == () for one in made)
 
 
+def test_what_the_user_preloads_is_kept(module, tmp_path):
+    made = module.recording(Path("/shim.so"), tmp_path, {"LD_PRELOAD": "/lib/a.so /lib/b.so:/lib/c.so"})
+    assert made["LD_PRELOAD"] == "/shim.so:/lib/a.so:/lib/b.so:/lib/c.so"
+
+
 def test_a_fault_that_never_took_effect_says_why(module, site, start):
     made = module.NcclInjection(parse("nccl:count,count=100,call=ncclAllReduce", KNOWN), site())
     made.prepare()

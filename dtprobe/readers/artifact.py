@@ -80,13 +80,13 @@ _NAMED = re.compile(r"rank[_.-]?([0-9]{1,7})(?![0-9])", re.IGNORECASE)
 def rank_of(path: Path, also: str | None = None) -> int | None:
     """The rank that an artifact's name or folder gives: `rank3.txt`, `nccl_trace_rank_3`, `rank3/fr-0.json`.
 
-    A folder named for a rank counts before the file's own name only where that has no `rank` in it. `also` is a pattern with
-    one group for names that give the rank otherwise (`_dump_3`).
+    Of the folders only the nearest two count, and only where the file's own name has no `rank`. `also` is a pattern with one
+    group for names that give the rank otherwise (`_dump_3`).
     """
     found = _NAMED.findall(path.name)
     if found:
         return int(found[-1])
-    for folder in path.parts[-2:-5:-1]:
+    for folder in path.parts[-2:-4:-1]:
         match = _NAMED.fullmatch(folder)
         if match:
             return int(match[1])

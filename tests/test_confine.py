@@ -405,6 +405,18 @@ def test_torch_segments_of_ended_ranks_are_removed_and_others_stay(box: Confinem
         foreign.unlink()
 
 
+def test_a_segment_goes_whose_maker_had_no_marker_and_is_gone(box: Confinement, place: Place) -> None:
+    maker = f"import os; open(f'{undo.SHM}/torch_{{os.getpid()}}_{place.run_id}_0', 'x').close()"
+    orphan = (
+        f"import os, sys\nif os.fork() == 0: os.execve(sys.executable, [sys.executable, '-I', '-S', '-c', {maker!r}], {{}})"
+    )
+    box.wait(start(box, orphan), PATIENCE_S)
+    eventually(lambda: processes.descendants(box.warden_pid) == [], "the maker lives on")
+    assert len(list(undo.SHM.glob(f"*{place.run_id}*"))) == 1
+    box.kill_all()
+    assert list(undo.SHM.glob(f"*{place.run_id}*")) == []
+
+
 def test_segments_without_a_pid_in_their_name_go_when_a_rank_held_them(box: Confinement, place: Place) -> None:
     foreign = undo.SHM / f"psm_other_{place.run_id}"
     foreign.touch()

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dtprobe.report import words
-from dtprobe.report.series import Panel
+from dtprobe.report.series import Panel, Window
 from dtprobe.report.svg import INK, style
 from dtprobe.report.timeline import Lane, Timeline
+from dtprobe.scenario import ARMS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +29,7 @@ _DOTS: Mapping[str, str] = {"control": "s", "fault": "o", "mitigated": "D"}
 
 def ink(arm: str) -> str:
     """The colour of an arm, the same in every figure."""
-    return getattr(INK, arm, INK.muted)
+    return getattr(INK, arm) if arm in ARMS else INK.muted
 
 
 def panel(data: Panel) -> Figure:
@@ -41,13 +42,25 @@ def panel(data: Panel) -> Figure:
         right = 14 + min(7 * max(len(name) for name in names.values()), PANEL[0] // 2)
         figure, axes = _blank(*PANEL, left=48, right=right, top=10, bottom=26)
         for window in data.windows:
-            axes.axvspan(window.begin_s, window.end_s, color=ink(window.arm), alpha=0.13, lw=0)
+            _shade(axes, window, ink(window.arm))
         ends = []
         for arm, rows in data.lines.groupby("arm", sort=False):
             color, name = ink(str(arm)), str(arm)
             axes.fill_between(rows["t_s"], rows["low"], rows["high"], color=color, alpha=0.16, lw=0)
             axes.plot(rows["t_s"], rows["mid"], color=color, lw=2, ls=_DASHES.get(name, "solid"), solid_capstyle="round")
-            last = rows.iloc[-1]
+            last, peak = rows.iloc[-1], rows.loc[rows["mid"].idxmax()]
+            if name == data.peak and peak["mid"] > 1.2 * abs(last["mid"]):
+                text = words.number(peak["mid"], data.unit)
+                axes.annotate(
+                    text,
+                    (peak["t_s"], peak["mid"]),
+                    (0, 3),
+                    textcoords="offset points",
+                    color=color,
+                    size=10.5,
+                    weight="bold",
+                    ha="center",
+                )
             axes.plot([last["t_s"]], [last["mid"]], color=color, marker=_DOTS.get(name, "o"), ms=4.5)
             ends.append((float(last["mid"]), names[name], color))
         axes.set_ylim(*_room(float(data.lines["low"].min()), float(data.lines["high"].max())))
@@ -59,8 +72,11 @@ def panel(data: Panel) -> Figure:
         return figure
 
 
-def interval(points: Mapping[str, tuple[float, float, float]]) -> Figure:
-    """A metric in all arms on one scale: a dot for the value, a bar for its interval, arms from top to bottom."""
+def interval(points: Mapping[str, tuple[float, float, float]], documented: tuple[float, ...] = ()) -> Figure:
+    """A metric in all arms on one scale: a dot for the value, a bar for its interval, arms from top to bottom.
+
+    `documented` are figures of the document on the same scale, drawn as lines.
+    """
     import matplotlib as mpl
 
     with mpl.rc_context(style()):
@@ -70,9 +86,12 @@ def interval(points: Mapping[str, tuple[float, float, float]]) -> Figure:
             axes.plot([low, high], [row, row], color=ink(arm), lw=4, alpha=0.35, solid_capstyle="round")
             axes.plot([value], [row], color=ink(arm), marker=_DOTS.get(arm, "o"), ms=6, mec=INK.surface, mew=1)
         axes.set_ylim(len(points) - 0.5, -0.5)
-        ends = [end for _, low, high in points.values() for end in (low, high)]
+        for value in documented:
+            axes.axvline(value, color=INK.text, lw=1.2, ls=(0, (2, 2)))
+        ends = [*documented, *(end for _, low, high in points.values() for end in (low, high))]
         lowest, highest = min([0.0, *ends]), max([0.0, *ends])
-        spread = (highest - lowest) or 1.0
+        highest = highest if highest > lowest else lowest + 1.0
+        spread = highest - lowest
         axes.set_xlim(lowest - 0.05 * spread, highest + 0.05 * spread)
         axes.set_axis_off()
         return figure
@@ -93,7 +112,7 @@ def timeline(data: Timeline, width: int, length_s: float) -> tuple[Figure, dict[
         axes.set_xlim(-0.005 * length_s, length_s * 1.005)
         axes.set_ylim(len(data.lanes) - 0.4, -0.75)
         for window in data.windows:
-            axes.axvspan(window.begin_s, window.end_s, color=INK.fault, alpha=0.12, lw=0)
+            _shade(axes, window, INK.fault)
         for t_s in data.suspected_s:
             axes.axvline(t_s, color=INK.warn, lw=1.5, ls=(0, (3, 2)))
         for row, at, text, color in placed:
@@ -101,11 +120,19 @@ def timeline(data: Timeline, width: int, length_s: float) -> tuple[Figure, dict[
         notes: dict[str, str] = {}
         for row, lane in enumerate(data.lanes):
             notes |= _lane(axes, row, lane, data.arm, per_px, length_s)
-        axes.set_yticks(range(len(data.lanes)), [f"rank {lane.rank}" for lane in data.lanes])
+        axes.set_yticks(range(len(data.lanes)), [lane.name for lane in data.lanes])
         axes.tick_params(axis="y", labelcolor=INK.text)
         axes.grid(visible=False, axis="y")
         _seconds(axes)
         return figure, notes
+
+
+def _shade(axes: Axes, window: Window, color: str) -> None:
+    """The time in which a fault was in place; a fault of one moment is a line."""
+    if window.end_s > window.begin_s:
+        axes.axvspan(window.begin_s, window.end_s, color=color, alpha=0.13, lw=0)
+    else:
+        axes.axvline(window.begin_s, color=color, lw=1.2, ls=(0, (1, 1.5)))
 
 
 def _rows_of_heads(
@@ -114,7 +141,8 @@ def _rows_of_heads(
     """(row, begin, text, colour) of the labels above the lanes: a label that would lie over another goes a row higher."""
     ends: list[float] = []
     placed = []
-    for t_s, text, color in sorted(heads):
+    for t_s, label, color in sorted(heads):
+        text = words.clip(label, int(0.9 * length_s / per_px / GLYPH))
         size = len(text) * GLYPH * per_px
         begin = max(0.0, min(t_s, length_s - size))
         row = next((row for row, end in enumerate(ends) if begin >= end), len(ends))
@@ -155,6 +183,8 @@ def _lane(axes: Axes, row: int, lane: Lane, arm: str, per_px: float, length_s: f
         if mark.text not in named:
             named.add(mark.text)
             _write(axes, row, mark.t_s, mark.text, INK.muted, per_px, above, limit=length_s, above=True)
+    if not lane.ending:
+        return notes
     color = INK.fault if lane.bad else INK.text
     axes.plot([lane.end_s], [row], marker="X" if lane.bad else "|", ms=9, mew=1 if lane.bad else 2, color=color, mec=color)
     _write(axes, row, lane.end_s, lane.ending, color, per_px, taken, limit=length_s)
@@ -202,7 +232,7 @@ def _seconds(axes: Axes) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(5, min_n_ticks=3))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} s" if value >= 0 else ""))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} s"))
 
 
 def _binary_ticks(axes: Axes) -> Any:
@@ -218,7 +248,7 @@ def _binary_ticks(axes: Axes) -> Any:
 def _room(low: float, high: float) -> tuple[float, float]:
     """Limits that begin at zero unless all values lie in a narrow band far from it."""
     base = 0.0 if low >= 0 and low < high * 0.8 else low - 0.15 * ((high - low) or 1)
-    return min(base, low), high + 0.08 * ((high - base) or 1)
+    return min(base, low), high + 0.12 * ((high - base) or 1)
 
 
 def _labels(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:

@@ -36,6 +36,17 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Injected:
+    """A fault that was put into an arm: how often it fired in how many of its runs, and where the first times."""
+
+    arm: str
+    fault: str
+    count: int
+    runs: int
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Last:
     """The last collective a rank entered in one group. `behind` is how many collectives it is short of the furthest rank."""
 
@@ -128,7 +139,10 @@ def outcomes(folder: RunFolder) -> tuple[Outcome, ...]:
 
 
 def partings(folder: RunFolder) -> tuple[Parting, ...]:
-    """For each arm whose ranks did not all come equally far, or wait: the last collective of every rank."""
+    """The last collective of every rank of each arm run that hung or ended badly, where the ranks did not come equally far.
+
+    In a healthy arm run ranks are merely recorded at slightly different moments: that they differ there is no finding.
+    """
     frame = folder.frame(
         "collectives", "t_ns", "rank", "source", "kind", "group", "group_desc", "op", "seq", "op_id", "state", "retired",
         "t_started_ns", "t_completed_ns", "call_site",
@@ -136,6 +150,9 @@ def partings(folder: RunFolder) -> tuple[Parting, ...]:
     found = []
     for arm in ARMS_BY_INTEREST:
         repeat = folder.traced_repeat(arm)
+        run = folder.arm_run(arm, repeat) or {}
+        if not (run.get("suspected") or run.get("timed_out") or any(ended_badly(member) for member in run.get("ranks") or [])):
+            continue
         mine = frame[(frame["arm"] == arm) & (frame["repeat"] == repeat) & frame["rank"].notna()]
         rows: list[Last] = []
         sentences = []
@@ -160,7 +177,7 @@ def _parting_of_group(folder: RunFolder, group: str, frame: pd.DataFrame) -> tup
         rows.append(
             Last(
                 rank=int(rank),
-                group=words.clip(row["group_desc"] if isinstance(row["group_desc"], str) and row["group_desc"] else group, 60),
+                group=_group_name(group, row["group_desc"]),
                 entered=f"{words.clip(row['op'], 40)} #{int(row['seq'])}",
                 state="done" if row["done"] else "waiting",
                 behind=furthest - int(row["seq"]),
@@ -182,6 +199,12 @@ def _parting_of_group(folder: RunFolder, group: str, frame: pd.DataFrame) -> tup
     if waiting:
         return rows, f"In group {name} every rank entered {rows[0].entered}, and {words.ranks(waiting)} never left it."
     return [], ""
+
+
+def _group_name(group: str, description: Any) -> str:
+    """What people call the group; torch describes one without a description as "undefined"."""
+    told = isinstance(description, str) and description not in ("", "undefined")
+    return words.clip(description if told else group, 60)
 
 
 def stacks(folder: RunFolder) -> tuple[Stack, ...]:
@@ -216,6 +239,35 @@ def stacks(folder: RunFolder) -> tuple[Stack, ...]:
                 )
             )
     return tuple(found)
+
+
+def injected(folder: RunFolder) -> tuple[Injected, ...]:
+    """The injections of all arm runs; one that never fired is said so, as it proves nothing."""
+    found: dict[tuple[str, str], list[tuple[Any, Any]]] = {}
+    runs: dict[tuple[str, str], int] = {}
+    for run in folder.arm_runs:
+        for item in run.get("injections") or []:
+            key = (run["arm"], words.clip(item.get("fault"), 200))
+            runs[key] = runs.get(key, 0) + 1
+            found.setdefault(key, []).extend((firing, run.get("started_ns")) for firing in item.get("fired") or [])
+    return tuple(
+        Injected(arm=arm, fault=fault, count=len(firings), runs=runs[arm, fault], where=_firings(firings[:3]))
+        for (arm, fault), firings in found.items()
+    )
+
+
+def _firings(firings: Iterable[tuple[Any, Any]]) -> str:
+    told = []
+    for firing, start in firings:
+        parts = [f"rank {firing['rank']}"] if firing.get("rank") is not None else []
+        if firing.get("call"):
+            parts.append(words.clip(firing["call"], 40) + (f" #{firing['nth']}" if firing.get("nth") is not None else ""))
+        if start is not None and firing.get("t_ns") is not None:
+            parts.append(f"after {words.number((firing['t_ns'] - start) / 1e9, 's')}")
+        if firing.get("detail"):
+            parts.append(words.clip(firing["detail"], 120))
+        told.append(", ".join(parts))
+    return "; ".join(told)
 
 
 def tables(folder: RunFolder) -> tuple[Table, ...]:

@@ -60,7 +60,7 @@ class _Pictures:
 
     def interval(self, row: MetricRow, index: int) -> Markup:
         told = "; ".join(f"{cell.arm} {cell.value}" for cell in row.cells)
-        return Markup(svg.inline(figures.interval(row.points), f"metric-{index}", row.name, told))
+        return Markup(svg.inline(figures.interval(row.points, row.documented_values), f"metric-{index}", row.name, told))
 
     def timeline(self, data: Timeline, size: str) -> Markup:
         length_s = self.longest_s if self.one_scale else data.length_s

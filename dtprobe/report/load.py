@@ -75,15 +75,21 @@ class RunFolder:
             self.problems.append(text)
 
     @property
+    def done(self) -> bool:
+        """Whether the run came to its end. The runner marks it finished only after the report: a verdict and an end count too."""
+        return self.run.get("state") == "finished" or (self.verdict is not None and self.run.get("ended_ns") is not None)
+
+    @property
     def arm_runs(self) -> list[Mapping[str, Any]]:
-        """The runs of single arms that `run.json` records, in the order in which they ran."""
-        return [item for item in self.run.get("arm_runs") or [] if isinstance(item, dict)]
+        """The recorded runs of single arms in their order, without the bare ones, which only the recorders' cost needs."""
+        found = [item for item in self.run.get("arm_runs") or [] if isinstance(item, dict)]
+        return [item for item in found if item.get("arm") in ARMS and item.get("probed") is not False]
 
     @property
     def arms(self) -> list[str]:
         """The arms this run was to have, in the order control, fault, mitigated."""
         declared = self.run.get("arms") or {}
-        ran = {item.get("arm") for item in self.arm_runs}
+        ran = {item["arm"] for item in self.arm_runs}
         return [arm for arm in ARMS if arm in declared or arm in ran]
 
     def traced_repeat(self, arm: str) -> int | None:

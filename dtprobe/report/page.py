@@ -6,6 +6,7 @@ Built from the run folder alone, so that a report can be made again at any time.
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ VERDICTS: Mapping[str, tuple[str, str]] = {
     "not-reproduced": ("Not reproduced", "The symptom did not show in this run. That alone does not refute the claim."),
     "inconclusive": ("Inconclusive", "This run decides nothing about the claim."),
     "unsupported": ("Unsupported here", "This machine lacks what the scenario needs. Nothing was tested, nothing passed."),
+    "survived": ("Survived", "The command came through the faults that fired."),
+    "not-survived": ("Not survived", "The command did not come through the faults."),
+    "not-fired": ("Not fired", "A fault never fired: nothing is said about what it would have done."),
     "error": ("Error", "The harness or the judge failed. Nothing is said about the claim."),
 }
 """Verdict -> its words on the badge, and what it means."""
@@ -43,11 +47,16 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricRow:
-    """A metric over the arms, ready to print, and the numbers behind it: arm -> (value, low, high)."""
+    """A metric over the arms, ready to print, and the numbers behind it: arm -> (value, low, high).
+
+    `about` has its unit, where that is a mere word, and the methods of its intervals. `documented_values` are the figures in
+    `documented`, where they are on the scale of the points.
+    """
 
     name: str
-    methods: str
+    about: str
     documented: str
+    documented_values: tuple[float, ...]
     cells: tuple[Cell, ...]
     points: Mapping[str, tuple[float, float, float]]
     unit: str
@@ -55,11 +64,15 @@ class MetricRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a recorder costs the worker: the ratio of times with and without it, printed as what it adds."""
+    """What a recorder costs the worker: the ratio of times with and without it, printed as what it adds.
+
+    `lost` says that the interval holds zero: this run cannot tell the cost from none.
+    """
 
     probe: str
     more: str
     interval: str
+    lost: bool
     n: str
     what: str
 
@@ -110,6 +123,7 @@ class Page:
     metrics: tuple[MetricRow, ...]
     growth: series.Growth
     timelines: tuple[timeline.Timeline, ...]
+    injected: tuple[findings.Injected, ...]
     outcomes: tuple[findings.Outcome, ...]
     partings: tuple[findings.Parting, ...]
     lines: tuple[output.Line, ...]
@@ -143,7 +157,7 @@ def build(folder: RunFolder) -> Page:
         failure_mode=words.clip(run.get("failure_mode") or verdict.get("failure_mode") or "", 80),
         run=words.clip(run.get("id") or folder.path.name, 80),
         started=_when(run.get("started_ns")),
-        state=str(run.get("state") or "unfinished"),
+        state="finished" if folder.done else str(run.get("state") or "unfinished"),
         verdict=kind if kind in VERDICTS else "none",
         badge=badge,
         meaning=meaning,
@@ -159,6 +173,7 @@ def build(folder: RunFolder) -> Page:
         metrics=_metrics(folder),
         growth=series.growth(folder),
         timelines=timeline.timelines(folder),
+        injected=findings.injected(folder),
         outcomes=findings.outcomes(folder),
         partings=findings.partings(folder),
         lines=lines,
@@ -169,8 +184,8 @@ def build(folder: RunFolder) -> Page:
         troubles=_troubles(folder),
         layer=words.clip(text.get("layer") or "", 40),
         certifies_not=words.clip(text.get("certifies_not") or "", 2000),
-        machine=_pairs(run.get("machine")),
-        versions=_pairs({"git commit": run.get("git"), **(run.get("versions") or {})}),
+        machine=_pairs({key: value for key, value in (run.get("machine") or {}).items() if key != "versions"}),
+        versions=_pairs({"git commit": _commit(run.get("git")), **(run.get("versions") or {})}),
         commands=_commands(folder, name),
         workload=_workload(folder),
         files=_files(folder),
@@ -180,17 +195,15 @@ def build(folder: RunFolder) -> Page:
 
 def _notices(folder: RunFolder) -> tuple[str, ...]:
     found = []
-    state = folder.run.get("state")
-    if state == "interrupted":
+    if folder.run.get("state") == "interrupted":
         found.append("This run was interrupted; it shows what was recorded until then.")
-    elif state != "finished":
+    elif not folder.done:
         found.append("This run is unfinished: it was killed, or it still runs. It shows what was recorded until now.")
     ran = {item.get("arm") for item in folder.arm_runs}
     silent = [arm for arm in folder.arms if arm not in ran]
     if silent and folder.arm_runs:
         found.append(f"Not run: the {words.listed(silent)} arm{'s' if len(silent) > 1 else ''}.")
-    ended = [item for item in folder.arm_runs if item.get("arm") in ARMS]
-    if ended and not any(folder.has_frame(name) for name in ("proc", "events", "log_lines", "collectives", "stacks")):
+    if ran and not any(folder.has_frame(name) for name in ("proc", "events", "log_lines", "collectives", "stacks")):
         found.append(
             "No frames were made of the recorders' artifacts: figures and evidence are missing, the raw files are listed."
         )
@@ -223,7 +236,9 @@ def _metrics(folder: RunFolder) -> tuple[MetricRow, ...]:
         if not isinstance(metric, dict):
             continue
         unit = words.clip(metric.get("unit") or "", 24)
-        cells, points = [], {}
+        cells: list[Cell] = []
+        points: dict[str, tuple[float, float, float]] = {}
+        scaled = unit if unit in words.MEASURES else ""  # any other unit is said once, beside the name
         for arm in folder.arms or ARMS:
             value = metric.get(arm)
             low, high = (metric.get("intervals") or {}).get(arm) or (None, None)
@@ -231,8 +246,8 @@ def _metrics(folder: RunFolder) -> tuple[MetricRow, ...]:
             cells.append(
                 Cell(
                     arm=arm,
-                    value=words.number(value, unit),
-                    interval=words.interval(low, high, unit) if value is not None else "",
+                    value=words.number(value, scaled),
+                    interval=words.interval(low, high, scaled) if value is not None and not low == high == value else "",
                     n=n if value is not None else None,
                     method=words.clip((metric.get("method") or {}).get(arm) or "", 40),
                 )
@@ -243,14 +258,26 @@ def _metrics(folder: RunFolder) -> tuple[MetricRow, ...]:
         rows.append(
             MetricRow(
                 name=words.clip(str(name).replace("_", " "), 80),
-                methods=words.listed(dict.fromkeys(cell.method for cell in cells if cell.method)),
+                about="; ".join(
+                    dict.fromkeys([*([unit] if unit and not scaled else []), *(cell.method for cell in cells if cell.method)])
+                ),
                 documented=words.clip(metric.get("documented") or "", 200),
+                documented_values=_figures_of(str(metric.get("documented") or ""), unit),
                 cells=tuple(cells),
                 points=points,
                 unit=unit,
             )
         )
-    return tuple(rows)
+    return tuple(sorted(rows, key=lambda row: not row.documented))
+
+
+def _figures_of(documented: str, unit: str) -> tuple[float, ...]:
+    """The figure, or both of "3 to 47", that a documented text begins with; none where its unit may be another than ours."""
+    number = r"[+-]?\d[\d,]*(?:\.\d+)?"
+    match = re.match(rf"\s*({number})(?:\s+to\s+({number}))?\s*(.*)", documented, flags=re.DOTALL)
+    if match is None or (match[3] not in ("", unit) and not match[3].startswith("(")):
+        return ()
+    return tuple(float(figure.replace(",", "")) for figure in match.groups()[:2] if figure)
 
 
 def _suspicions(folder: RunFolder) -> tuple[Suspicion, ...]:
@@ -287,6 +314,7 @@ def _costs(overhead: Any) -> tuple[Cost, ...]:
                 probe=words.clip(probe, 60),
                 more=_percent(cost["ratio"]),
                 interval=f"{_percent(low)} to {_percent(high)}" if low is not None and high is not None else "",
+                lost=low is not None and high is not None and low <= 1 <= high,
                 n=str(cost.get("n") or "-"),
                 what=words.clip(cost.get("what") or "", 200),
             )
@@ -347,17 +375,25 @@ def _workload(folder: RunFolder) -> tuple[tuple[str, str], ...]:
 def _commands(folder: RunFolder, name: str) -> tuple[tuple[str, str], ...]:
     run = folder.run
     seed = f" --seed {run['seed']}" if run.get("seed") is not None else ""
-    again = [("The same again, with the same seed", f"dtprobe run {shlex.quote(name)}{seed}")]
-    again.append(("In a fresh checkout", f"make scenario NAME={shlex.quote(name)}"))
+    identity = shlex.quote(str(run.get("id") or folder.path.name))
     argv = [str(item) for item in run.get("argv") or []]
-    if argv:
-        program = argv[0].rpartition("/")[2]
-        head = "dtprobe" if program in ("dtprobe", "__main__.py") else argv[0]
-        again.append(("As it was started", words.clip(shlex.join([head, *argv[1:]]), 1000)))
-    again.append(
-        ("This report, made again from the run folder", f"dtprobe show {shlex.quote(str(run.get('id') or folder.path.name))}")
-    )
+    program = argv[0].rpartition("/")[2] if argv else ""
+    started = shlex.join(["dtprobe" if program in ("dtprobe", "__main__.py") else argv[0], *argv[1:]]) if argv else ""
+    again: list[tuple[str, str]] = []
+    if str((folder.verdict or {}).get("schema")).startswith("dtprobe.injection/"):
+        command = shlex.join(argv[argv.index("--") + 1 :]) if "--" in argv else "COMMAND..."
+        again.append(("At the very calls where it fired", f"dtprobe inject --replay {identity} -- {command}"))
+    else:
+        again.append(("The same again, with the same seed", f"dtprobe run {shlex.quote(name)}{seed}"))
+        again.append(("In a fresh checkout", f"make scenario NAME={shlex.quote(name)}"))
+    if started:
+        again.append(("As it was started", words.clip(started, 1000)))
+    again.append(("This report, made again from the run folder", f"dtprobe show {identity} --report"))
     return tuple(again)
+
+
+def _commit(git: Any) -> Any:
+    return f"{git.get('commit')}{', with changes' if git.get('dirty') else ''}" if isinstance(git, dict) else git
 
 
 def _pairs(mapping: Any) -> tuple[tuple[str, str], ...]:
@@ -365,7 +401,7 @@ def _pairs(mapping: Any) -> tuple[tuple[str, str], ...]:
         return ()
     found = []
     for key, value in mapping.items():
-        if value is None or value == "":
+        if value is None or value in ("", [], {}):
             continue
         shown = words.listed(value, 20) if isinstance(value, list) else value
         if isinstance(value, dict):

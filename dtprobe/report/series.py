@@ -5,8 +5,9 @@ Everything is computed here; `figures` only draws.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,8 @@ GRID = 72
 PANELS = 6
 VALUED_PANELS = 4
 WINDOWS = 12
+BEFORE = 0.15
+"""How much of the time before zero is shown, as a share of the time after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ MEASURES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """A span of one arm in which its fault was in place, in seconds after the arm began."""
+    """A span of one arm in which its fault was in place, in seconds after the arm began; a moment where both ends are equal."""
 
     arm: str
     begin_s: float
@@ -58,7 +61,7 @@ class Panel:
     """One measure over time.
 
     `lines` has the columns arm, t_s, low, mid, high: the median over all repeats and ranks and the span they cover.
-    `last` maps each arm to the final median. `summary` says in words what the picture shows.
+    `last` maps each arm to the final median, `peak` is the arm with the highest one. `summary` says in words what the picture shows.
     """
 
     name: str
@@ -66,23 +69,30 @@ class Panel:
     unit: str
     lines: pd.DataFrame
     last: dict[str, float]
+    peak: str
     windows: tuple[Window, ...]
     summary: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """The panels that are worth a look, and the measures that stayed the same in all arms."""
+    """The panels that are worth a look, and the measures that stayed the same in all arms.
+
+    `aligned` says that time zero is the worker's own first report, not the start of its process.
+    """
 
     panels: tuple[Panel, ...]
     unchanged: tuple[str, ...]
+    aligned: bool
 
 
 def growth(folder: RunFolder) -> Growth:
     """Panels of the run: first what differs between its arms, most first, then the values that the worker reported."""
-    windows = fault_windows(folder)
-    panels, unchanged = _proc_panels(folder, windows)
-    return Growth(panels=tuple([*panels, *_valued_panels(folder, windows)]), unchanged=tuple(unchanged))
+    zeros = first_reports(folder)
+    windows = fault_windows(folder, zeros)
+    panels, unchanged = _proc_panels(folder, zeros or starts(folder), windows)
+    valued = _valued_panels(folder, zeros or starts(folder), windows)
+    return Growth(panels=tuple([*panels, *valued]), unchanged=tuple(unchanged), aligned=zeros is not None)
 
 
 def starts(folder: RunFolder) -> dict[tuple[str, int], int]:
@@ -94,14 +104,27 @@ def starts(folder: RunFolder) -> dict[tuple[str, int], int]:
     }
 
 
-def fault_windows(folder: RunFolder) -> tuple[Window, ...]:
-    """Spans in which the fault was in place: events `fault_begin` and `fault_end`, and the injections of `run.json`.
+def first_reports(folder: RunFolder) -> dict[tuple[str, int], int] | None:
+    """When the first rank of each arm run reported something of its own; None unless each of them did.
 
-    An injection is an object with arm, repeat, fault, begin_ns and, where it ended before the arm did, end_ns. Of several
-    repeats the one that the traced repeat shows counts; a span that never ended goes on to the end of its arm.
+    How long a rank starts up (mostly the import of torch) varies by seconds. Repeats can only be laid over each other from
+    where their work begins.
+    """
+    began = starts(folder)
+    events = folder.frame("events", "t_ns")
+    first = events.dropna(subset=["t_ns", "arm", "repeat"]).groupby(["arm", "repeat"])["t_ns"].min()
+    found = {(str(arm), int(repeat)): int(t_ns) for (arm, repeat), t_ns in first.items()}
+    return {key: found[key] for key in began} if began and began.keys() <= found.keys() else None
+
+
+def fault_windows(folder: RunFolder, zeros: Mapping[tuple[str, int], int] | None = None) -> tuple[Window, ...]:
+    """When the fault was in place in each arm's traced repeat: events `fault_begin` and `fault_end`, and fired injections.
+
+    A span that never ended goes on to the end of its arm; an injection that fired at one call is a moment. Seconds count from
+    `zeros`, else from the start of the arm run.
     """
     found: list[Window] = []
-    began = starts(folder)
+    began = zeros or starts(folder)
     events = folder.frame("events", "t_ns", "kind", "name", "rank")
     events = events[events["kind"].isin(["fault_begin", "fault_end"])].dropna(subset=["t_ns"])
     for arm in folder.arms:
@@ -112,32 +135,38 @@ def fault_windows(folder: RunFolder) -> tuple[Window, ...]:
             continue
         ended = run.get("ended_ns") or start
         mine = events[(events["arm"] == arm) & (events["repeat"] == repeat)].sort_values("t_ns")
+        spans = []
         for row in mine[mine["kind"] == "fault_begin"].itertuples():
             after = mine[(mine["kind"] == "fault_end") & (mine["t_ns"] >= row.t_ns)]
             same = after[after["rank"].eq(row.rank).fillna(False)] if not pd.isna(row.rank) else after
             end = int((same if len(same) else after)["t_ns"].iloc[0]) if len(after) else ended
-            text = row.name if isinstance(row.name, str) and row.name else "fault"
-            found.append(
-                Window(arm=arm, begin_s=(row.t_ns - start) / 1e9, end_s=(end - start) / 1e9, text=words.clip(text, 40))
-            )
-        for item in folder.run.get("injections") or []:
-            if not isinstance(item, dict) or item.get("begin_ns") is None:
-                continue
-            if item.get("arm") != arm or item.get("repeat", repeat) != repeat:
-                continue
-            end = item.get("end_ns") or ended
-            text = words.clip(item.get("fault") or "fault", 40)
-            found.append(Window(arm=arm, begin_s=(item["begin_ns"] - start) / 1e9, end_s=(end - start) / 1e9, text=text))
+            spans.append((int(row.t_ns), end, row.name if isinstance(row.name, str) and row.name else "fault"))
+        for fault, firing in fired(run):
+            spans.append((firing["t_ns"], firing.get("ended_ns") or firing["t_ns"], fault))
+        for begin, end, text in spans:
+            found.append(Window(arm=arm, begin_s=(begin - start) / 1e9, end_s=(end - start) / 1e9, text=words.clip(text, 60)))
     merged: dict[tuple[str, str, float, float], Window] = {}
     for window in found:  # all ranks report one fault at nearly the same moment
         merged.setdefault((window.arm, window.text, round(window.begin_s, 1), round(window.end_s, 1)), window)
     return tuple(list(merged.values())[:WINDOWS])
 
 
-def _proc_panels(folder: RunFolder, windows: tuple[Window, ...]) -> tuple[list[Panel], list[str]]:
+def fired(run: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(fault in the grammar, firing) for each time that an injection of an arm run fired."""
+    for item in run.get("injections") or []:
+        for firing in item.get("fired") or []:
+            if firing.get("t_ns") is not None:
+                yield str(item.get("fault")), firing
+
+
+def _proc_panels(
+    folder: RunFolder, zeros: Mapping[tuple[str, int], int], windows: tuple[Window, ...]
+) -> tuple[list[Panel], list[str]]:
     columns = [measure.column for measure in MEASURES if measure.column != "cpu_percent"]
-    frame = folder.frame("proc", "t_ns", "rank", *columns, "cpu_user_s", "cpu_system_s")
-    frame = _clocked(folder, frame)
+    frame = folder.frame("proc", "t_ns", "rank", *columns, "cpu_user_s", "cpu_system_s", "state")
+    # a process that is ending has no memory and one thread left: its last breath is no measurement
+    frame = frame[frame["rss_bytes"].ne(0).fillna(True) & ~frame["state"].isin(["Z", "X"])]
+    frame = _clocked(folder, zeros, frame)
     if frame.empty:
         return [], []
     frame["cpu_s"] = frame["cpu_user_s"] + frame["cpu_system_s"]
@@ -159,9 +188,9 @@ def _proc_panels(folder: RunFolder, windows: tuple[Window, ...]) -> tuple[list[P
     return [panel for _, panel in scored[:PANELS]], unchanged
 
 
-def _valued_panels(folder: RunFolder, windows: tuple[Window, ...]) -> Iterator[Panel]:
+def _valued_panels(folder: RunFolder, zeros: Mapping[tuple[str, int], int], windows: tuple[Window, ...]) -> Iterator[Panel]:
     frame = folder.frame("events", "t_ns", "rank", "kind", "name", "value")
-    frame = _clocked(folder, frame[frame["value"].notna()])
+    frame = _clocked(folder, zeros, frame[frame["value"].notna()])
     if frame.empty:
         return
     frame["what"] = frame["name"].fillna(frame["kind"]).astype(str)
@@ -184,17 +213,24 @@ def _panel(name: str, title: str, unit: str, lines: pd.DataFrame, windows: tuple
         over = f", {words.number(peak, unit)} at most" if peak > max(first, end) else ""
         parts.append(f"{arm} from {words.number(first, unit)} to {words.number(end, unit)}{over}")
     return Panel(
-        name=name, title=title, unit=unit, lines=lines, last=last, windows=windows, summary=f"{title}: {'; '.join(parts)}."
+        name=name,
+        title=title,
+        unit=unit,
+        lines=lines,
+        last=last,
+        peak=str(lines["arm"][lines["mid"].idxmax()]),
+        windows=windows,
+        summary=f"{title}: {'; '.join(parts)}.",
     )
 
 
-def _clocked(folder: RunFolder, frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of arm runs with `t_s`, the seconds since their arm run began."""
-    began = starts(folder)
+def _clocked(folder: RunFolder, zeros: Mapping[tuple[str, int], int], frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of arm runs with `t_s`, the seconds since the zero of their arm run; of what lies before it only the last part."""
     frame = frame[frame["t_ns"].notna() & frame["arm"].isin(folder.arms)].copy()
-    zero = [began.get((arm, repeat)) for arm, repeat in zip(frame["arm"], frame["repeat"], strict=True)]
+    zero = [zeros.get((arm, repeat)) for arm, repeat in zip(frame["arm"], frame["repeat"], strict=True)]
     frame["t_s"] = (frame["t_ns"].astype("Int64") - pd.array(zero, dtype="Int64")).astype("Float64") / 1e9
-    return frame[frame["t_s"].notna()]
+    frame = frame[frame["t_s"].notna()]
+    return frame[frame["t_s"] >= -BEFORE * float(frame["t_s"].max())] if len(frame) else frame
 
 
 def _lines(frame: pd.DataFrame, *, rate: bool) -> pd.DataFrame:
@@ -208,7 +244,7 @@ def _lines(frame: pd.DataFrame, *, rate: bool) -> pd.DataFrame:
     for arm in sorted(frame["arm"].unique(), key=lambda name: order.get(name, 9)):
         rows = frame[frame["arm"] == arm]
         end = float(rows["t_s"].max())
-        grid = np.linspace(0, end, GRID // 2 if rate else GRID)
+        grid = np.linspace(min(0.0, float(rows["t_s"].min())), end, GRID // 2 if rate else GRID)
         traces = []
         for _, trace in rows.groupby(["repeat", "rank"], dropna=False):
             ordered = trace.sort_values("t_s")

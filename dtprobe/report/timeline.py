@@ -48,9 +48,9 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """One rank: from its start to its end, what it did in between, how it ended."""
+    """One rank: from its start to its end, what it did in between, how it ended ("" where a launcher's child was not awaited)."""
 
-    rank: int | None
+    name: str
     begin_s: float
     end_s: float
     ending: str
@@ -132,6 +132,9 @@ def _timeline(
     mine = last_dump(collectives[(collectives["arm"] == arm) & (collectives["repeat"] == repeat)])
     seen = events[(events["arm"] == arm) & (events["repeat"] == repeat) & ~events["kind"].isin(QUIET)].dropna(subset=["t_ns"])
     members = [item for item in run.get("ranks") or [] if isinstance(item, dict)]
+    known = {item.get("rank") for item in members}
+    found = sorted({int(rank) for frame in (mine, seen) for rank in frame["rank"].dropna().unique()} - known)
+    members += [{"rank": rank, "launched": True} for rank in found]  # a launcher's children, seen by what they left only
     lanes = [_lane(item, start, length_s, mine, seen, bool(run.get("timed_out"))) for item in members]
     # with more ranks than fit, those that ended badly or stalled are the ones to see
     chosen = sorted(lanes, key=lambda lane: (not lane.bad, not any(span.kind == "stall" for span in lane.spans)))[:LANES]
@@ -174,13 +177,16 @@ def _lane(
         for stall in _stalls(signs, end_s, length_s)
         if not any(span.begin_s <= stall.begin_s and span.end_s >= stall.end_s for span in spans)
     ]
+    # a worker that reports what it does has begun when it says so first; the collectives before that are start-up too
+    begun = min(moments, default=signs[0] if signs else 0.0)
+    stalls = [stall for stall in stalls if stall.begin_s >= begun]
     if signs and signs[0] > START_UP_SHARE * length_s:
         stalls.insert(0, Span(begin_s=0.0, end_s=min(signs[0], end_s), kind="start", text="start-up"))
     return Lane(
-        rank=rank,
+        name="command" if rank is None else f"rank {rank}",
         begin_s=0.0,
         end_s=end_s,
-        ending=words.ending(member.get("exit_code"), member.get("signal"), late),
+        ending="" if member.get("launched") else words.ending(member.get("exit_code"), member.get("signal"), late),
         bad=ended_badly(member),
         spans=(*stalls, *spans),
         marks=tuple(marks),
@@ -238,7 +244,7 @@ def _summary(arm: str, length_s: float, lanes: tuple[Lane, ...]) -> str:
     for lane in lanes[:LANES]:
         waiting = [span for span in lane.spans if span.kind == "waiting"]
         stalls = [span for span in lane.spans if span.kind == "stall"]
-        text = f"rank {lane.rank}: {lane.ending}"
+        text = f"{lane.name}: {lane.ending or 'end not recorded'}"
         if waiting:
             text += f", waited in {waiting[-1].text} for {words.number(waiting[-1].end_s - waiting[-1].begin_s, 's')}"
         elif stalls:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ import pandas as pd
 
 from dtprobe.report import words
 from dtprobe.report.load import RunFolder
-from dtprobe.report.series import starts
+from dtprobe.report.series import fired, starts
 from dtprobe.report.timeline import last_dump
 
-CALLS = 20_000
+CALLS = 10_000
 """System calls kept of one arm run: the longest, and those that failed. More makes the viewers slow."""
+ROWS = 200_000
+"""Rows read of any other frame, for the same reason."""
 COUNTERS = {"threads": "threads", "fds": "descriptors", "maps": "mappings", "rss_bytes": "resident bytes"}
-COLLECTIVES_TID, EVENTS_TID, CALLS_TID, GPU_TID = 1, 900, 1000, 500_000
+LIFE_TID, COLLECTIVES_TID, EVENTS_TID, CALLS_TID, GPU_TID = 0, 1, 900, 1000, 500_000
 
 
 def write(folder: RunFolder, path: Path) -> Path:
@@ -45,22 +47,18 @@ def write(folder: RunFolder, path: Path) -> Path:
 
 
 def events(folder: RunFolder) -> Iterator[dict[str, Any]]:
-    """The trace events of all arm runs, metadata of a process before its events."""
-    began = starts(folder)
-    pids: dict[tuple[str, int, int], int] = {}
-    for arm, repeat in began:
+    """The trace events of all arm runs; a process and a thread are named before their first event."""
+    place = _Places(starts(folder))
+    for (arm, repeat), start in starts(folder).items():
         run = folder.arm_run(arm, repeat) or {}
+        first = None
         for member in run.get("ranks") or []:
-            if isinstance(member, dict) and member.get("rank") is not None:
-                pids[(arm, repeat, int(member["rank"]))] = len(pids) + 1
-                yield from _process(len(pids), arm, repeat, member, began[arm, repeat], run)
-        for item in run.get("suspected") or []:
-            if isinstance(item, dict) and item.get("t_ns") is not None:
-                ts = _us(item["t_ns"], began[arm, repeat])
-                first = next((pid for key, pid in pids.items() if key[:2] == (arm, repeat)), 0)
-                yield {"ph": "i", "s": "p", "name": "hang suspected", "cat": "suspicion", "ts": ts, "pid": first, "tid": 0,
-                       "args": {"reason": words.clip(item.get("reason") or "", 400)}}  # fmt: skip
-    place = _Places(began, pids)
+            pid = place.process(arm, repeat, member.get("rank"))
+            first = first or pid
+            yield from place.thread(pid, LIFE_TID, "life")
+            yield from _life(pid, member, start, run)
+        if first is not None:
+            yield from _marks(run, start, first)
     yield from _collectives(folder, place)
     yield from _reported(folder, place)
     yield from _calls(folder, place)
@@ -72,44 +70,77 @@ def events(folder: RunFolder) -> Iterator[dict[str, Any]]:
 class _Places:
     """Where an event of a frame's row belongs: its process, and microseconds since its arm run began."""
 
-    def __init__(self, began: dict[tuple[str, int], int], pids: dict[tuple[str, int, int], int]) -> None:
+    def __init__(self, began: Mapping[tuple[str, int], int]) -> None:
         self._began = began
-        self._pids = pids
-        self._threads: dict[tuple[int, int], str] = {}
+        self._pids: dict[tuple[str, int, int | None], int] = {}
+        self._names: dict[int, str] = {}
+        self._threads: set[tuple[int, int]] = set()
+
+    def process(self, arm: str, repeat: int, rank: int | None) -> int:
+        """The process of a rank of an arm run; rank None is a command that started ranks of its own."""
+        pid = self._pids.setdefault((arm, repeat, rank), len(self._pids) + 1)
+        self._names[pid] = f"{arm}/{repeat} {'command' if rank is None else f'rank {rank}'}"
+        return pid
 
     def rows(self, frame: pd.DataFrame) -> Iterator[tuple[int, int, Any]]:
         """(pid, zero in ns, row) of each row that belongs to a rank of an arm run and has a time."""
         for row in frame[frame["t_ns"].notna() & frame["rank"].notna() & frame["repeat"].notna()].itertuples():
-            pid = self._pids.get((row.arm, int(row.repeat), int(row.rank)))
-            if pid is not None:
-                yield pid, self._began[row.arm, int(row.repeat)], row
+            start = self._began.get((row.arm, int(row.repeat)))
+            if start is not None:
+                yield self.process(row.arm, int(row.repeat), int(row.rank)), start, row
 
     def thread(self, pid: int, tid: int, name: str) -> Iterator[dict[str, Any]]:
-        """The name of a thread, the first time it is seen."""
+        """The names of a thread and its process, the first time each is seen."""
+        if pid in self._names and (pid, LIFE_TID) not in self._threads:
+            self._threads.add((pid, LIFE_TID))
+            yield {"ph": "M", "name": "process_name", "pid": pid, "tid": LIFE_TID, "args": {"name": self._names[pid]}}
+            yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": LIFE_TID, "args": {"sort_index": pid}}
+            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": LIFE_TID, "args": {"name": "life"}}
         if (pid, tid) not in self._threads:
-            self._threads[pid, tid] = name
+            self._threads.add((pid, tid))
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
             yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
 
 
-def _process(pid: int, arm: str, repeat: int, member: dict, start: int, run: Any) -> Iterator[dict[str, Any]]:
-    name = f"{arm}/{repeat} rank {member['rank']}"
-    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
-    yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": 0, "args": {"name": "life"}}
+def _life(pid: int, member: Mapping[str, Any], start: int, run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     wall_s = member.get("wall_s")
     if wall_s is None and run.get("ended_ns"):
         wall_s = (run["ended_ns"] - start) / 1e9
     if wall_s is not None:
         ending = words.ending(member.get("exit_code"), member.get("signal"), member.get("timed_out"))
-        yield {"ph": "X", "name": ending, "cat": "life", "ts": 0, "dur": round(float(wall_s) * 1e6, 3), "pid": pid, "tid": 0,
-               "args": {"pid": member.get("pid"), "cpu_s": member.get("cpu_s")}}  # fmt: skip
+        args = {"pid": member.get("pid"), "cpu_s": member.get("cpu_s")}
+        dur = round(float(wall_s) * 1e6, 3)
+        yield {"ph": "X", "name": ending, "cat": "life", "ts": 0, "dur": dur, "pid": pid, "tid": LIFE_TID, "args": args}
+
+
+def _marks(run: Mapping[str, Any], start: int, pid: int) -> Iterator[dict[str, Any]]:
+    """What concerns all ranks of an arm run, on the first one's life: suspected hangs, and injections that fired."""
+    common = {"pid": pid, "tid": LIFE_TID}
+    for item in run.get("suspected") or []:
+        if isinstance(item, dict) and item.get("t_ns") is not None:
+            reason = words.clip(item.get("reason") or "", 400)
+            ts = _us(item["t_ns"], start)
+            yield common | {
+                "ph": "i",
+                "s": "p",
+                "name": "hang suspected",
+                "cat": "suspicion",
+                "ts": ts,
+                "args": {"reason": reason},
+            }
+    for fault, firing in fired(run):
+        event = common | {"name": words.clip(fault, 80), "cat": "fault", "args": {"rank": firing.get("rank")}}
+        ts = _us(firing["t_ns"], start)
+        if firing.get("ended_ns"):
+            yield event | {"ph": "X", "ts": ts, "dur": _us(firing["ended_ns"], firing["t_ns"])}
+        else:
+            yield event | {"ph": "i", "s": "p", "ts": ts}
 
 
 def _collectives(folder: RunFolder, place: _Places) -> Iterator[dict[str, Any]]:
     frame = folder.frame(
         "collectives", "t_ns", "rank", "kind", "group", "op", "seq", "op_id", "state", "retired", "t_completed_ns", "sizes",
-        "dtypes", "call_site",
+        "dtypes", "call_site", rows=ROWS,
     )  # fmt: skip
     groups = {group: COLLECTIVES_TID + index for index, group in enumerate(frame["group"].dropna().unique()[:800])}
     for pid, zero, row in place.rows(last_dump(frame)):
@@ -133,7 +164,7 @@ def _collectives(folder: RunFolder, place: _Places) -> Iterator[dict[str, Any]]:
 
 def _reported(folder: RunFolder, place: _Places) -> Iterator[dict[str, Any]]:
     """Events of the worker: a `duration_s` among the fields makes a span that ends at the event, else it is a moment."""
-    frame = folder.frame("events", "t_ns", "rank", "kind", "name", "fields", rows=200_000)
+    frame = folder.frame("events", "t_ns", "rank", "kind", "name", "fields", rows=ROWS)
     for pid, zero, row in place.rows(frame):
         yield from place.thread(pid, EVENTS_TID, "reported by the worker")
         fields = _fields(row.fields)
@@ -168,7 +199,7 @@ def _calls(folder: RunFolder, place: _Places) -> Iterator[dict[str, Any]]:
 
 def _gpu(folder: RunFolder, place: _Places) -> Iterator[dict[str, Any]]:
     frame = folder.frame(
-        "gpu_ops", "t_ns", "rank", "tid", "kind", "name", "start_ns", "end_ns", "device", "stream", "bytes", rows=100_000
+        "gpu_ops", "t_ns", "rank", "tid", "kind", "name", "start_ns", "end_ns", "device", "stream", "bytes", rows=ROWS
     )
     for pid, zero, row in place.rows(frame[frame["start_ns"].notna() & frame["end_ns"].notna()]):
         on_gpu = not pd.isna(row.stream)
@@ -179,17 +210,20 @@ def _gpu(folder: RunFolder, place: _Places) -> Iterator[dict[str, Any]]:
 
 
 def _counters(folder: RunFolder, place: _Places) -> Iterator[dict[str, Any]]:
-    frame = folder.frame("proc", "t_ns", "rank", *COUNTERS, rows=100_000)
+    frame = folder.frame("proc", "t_ns", "rank", *COUNTERS, rows=ROWS)
+    before: dict[tuple[int, str], int] = {}
     for pid, zero, row in place.rows(frame):
+        yield from place.thread(pid, LIFE_TID, "life")
         ts = _us(row.t_ns, zero)
         for column, name in COUNTERS.items():
             value = getattr(row, column)
-            if not pd.isna(value):
-                yield {"ph": "C", "name": name, "ts": ts, "pid": pid, "tid": 0, "args": {name: int(value)}}
+            if not pd.isna(value) and before.get((pid, name)) != int(value):
+                before[pid, name] = int(value)
+                yield {"ph": "C", "name": name, "ts": ts, "pid": pid, "tid": LIFE_TID, "args": {name: int(value)}}
 
 
 def _stacks(folder: RunFolder, place: _Places) -> Iterator[dict[str, Any]]:
-    frame = folder.frame("stacks", "t_ns", "rank", "thread_name", "top", "frames", rows=20_000)
+    frame = folder.frame("stacks", "t_ns", "rank", "thread_name", "top", "frames", rows=ROWS)
     for pid, zero, row in place.rows(frame):
         yield from place.thread(pid, EVENTS_TID + 1, "stacks taken")
         yield {"ph": "i", "s": "t", "name": words.clip(row.top, 80), "cat": "stack", "ts": _us(row.t_ns, zero), "pid": pid,

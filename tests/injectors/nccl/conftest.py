@@ -81,6 +81,10 @@ class Job:
     def rings(self) -> pd.DataFrame:
         return pd.concat([self.ring(rank) for rank in range(len(self.processes))], ignore_index=True)
 
+    def hangs(self, rank: int, seq: int = 1) -> Callable[[], bool]:
+        """Whether the rank is inside its collective number `seq` (it may yet be inside its init, waiting for the others)."""
+        return lambda: bool((self.ring(rank).query("kind == 'collective' and in_flight")["seq"] == seq).any())
+
     def log(self, kind: str) -> list[dict[str, Any]]:
         lines = [
             json.loads(line)

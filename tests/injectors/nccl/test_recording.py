@@ -72,7 +72,7 @@ def test_a_hung_rank_is_read_from_outside(start, how):
         }
     job = start(steps)
     victim = job.processes[0]
-    job.eventually(lambda: bool(job.ring(0)["in_flight"].any()), "rank 0 hangs in a collective")
+    job.eventually(job.hangs(0, 2), "rank 0 hangs in a collective")
     if how == "stopped":
         victim.send_signal(signal.SIGSTOP)
         job.eventually(lambda: state(victim.pid) == "T", "rank 0 is stopped")
@@ -89,7 +89,7 @@ def test_a_hung_rank_is_read_from_outside(start, how):
 
 def test_a_killed_rank_leaves_its_last_call_in_the_ring(start):
     job = start(STUCK)
-    job.eventually(lambda: bool(job.ring(0)["in_flight"].any()), "rank 0 hangs in a collective")
+    job.eventually(job.hangs(0, 2), "rank 0 hangs in a collective")
     job.processes[0].kill()
     job.processes[0].wait(30)
     assert job.ring(0)[job.ring(0)["in_flight"]]["count"].tolist() == [7]
@@ -102,7 +102,7 @@ def test_a_hanging_call_outlives_any_number_of_later_ones(start):
         1: [["init"], ["wait", "go"], ["all_reduce", 9]],
     }
     job = start(steps)
-    job.eventually(lambda: bool(job.ring(0)["in_flight"].any()), "rank 0 hangs")
+    job.eventually(job.hangs(0), "rank 0 hangs")
     (job.shared / "hanging").touch()
     job.eventually((job.shared / "done").exists, "rank 0's other thread has made its calls")
     ring = job.ring(0)

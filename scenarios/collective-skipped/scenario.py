@@ -16,7 +16,7 @@ WORLD_SIZE = 3
 SKIPS = 1
 """The rank that every arm but control makes leave one out. The judge finds it from the frames and compares."""
 
-TIMEOUT_S = 4.0
+TIMEOUT_S = 3.5
 ARMS = ("control", "fault", "mitigated")
 
 
@@ -86,7 +86,7 @@ def judge(evidence: Evidence) -> Verdict:
     return Verdict(
         kind=kind,
         mitigation=_mitigation(evidence, failures),
-        control_healthy=_healthy(evidence, failures, names["control"]),
+        control_healthy=_healthy(evidence, failures),
         metrics=metrics,
         because=f"{because} {_cured(failures)}".strip(),
     )
@@ -128,7 +128,7 @@ def judge_shifted(evidence: Evidence) -> Verdict:
     return Verdict(
         kind=kind,
         mitigation=mitigation,
-        control_healthy=_healthy(evidence, failures, names["control"]) and wrong["control"][0] == 0,
+        control_healthy=_healthy(evidence, failures) and wrong["control"][0] == 0,
         metrics=metrics,
         because=f"{because} {_cured(failures)}".strip(),
     )
@@ -195,8 +195,12 @@ def _metrics(
     outcomes = evidence.outcomes[evidence.outcomes["arm"].isin(ARMS)]
     failed = {arm: (int((~some["exit_code"].eq(0).fillna(False)).sum()), len(some)) for arm, some in outcomes.groupby("arm")}
     telling = {arm: (int(some["names_culprit"].sum()), len(some)) for arm, some in failures.groupby("arm")}
+    # where nobody is missing, any name is a false one, and shows as such in control
     by = {
-        how: {arm: (sum(found[how] == (SKIPS,) for found in some.values()), len(some)) for arm, some in names.items()}
+        how: {
+            arm: (sum(found[how] == (SKIPS,) or (arm == "control" and found[how] != ()) for found in some.values()), len(some))
+            for arm, some in names.items()
+        }
         for how in ("recorder", "stacks")
     }
     to_error: dict[str, Estimate] = {}
@@ -221,11 +225,10 @@ def _metrics(
     }
 
 
-def _healthy(evidence: Evidence, failures: pd.DataFrame, names: dict[int, dict[str, tuple[int, ...]]]) -> bool:
-    """No rank failed, no step raised, and nobody was accused."""
+def _healthy(evidence: Evidence, failures: pd.DataFrame) -> bool:
+    """No rank failed and no step raised."""
     codes = evidence.outcomes.loc[evidence.outcomes["arm"] == "control", "exit_code"]
-    accused = any(found for one in names.values() for found in one.values())
-    return bool(codes.eq(0).fillna(False).all()) and not (failures["arm"] == "control").any() and not accused
+    return bool(codes.eq(0).fillna(False).all()) and not (failures["arm"] == "control").any()
 
 
 def _mitigation(evidence: Evidence, failures: pd.DataFrame) -> Mitigation:

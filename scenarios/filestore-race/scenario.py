@@ -154,7 +154,10 @@ def judge_stale(evidence: Evidence) -> Verdict:
 
 @shared.judge
 def judge_shared(evidence: Evidence) -> Verdict:
-    """Jobs that got another job's data, and jobs that failed."""
+    """Jobs that got another job's data, and jobs that failed.
+
+    One wrong sum is enough to show the claim: no noise makes it, only foreign data does. Failures show that it is no accident.
+    """
     starts = _starts(evidence)
     metrics = {
         "jobs_mixed": _share(starts, "mixed"),
@@ -162,13 +165,13 @@ def judge_shared(evidence: Evidence) -> Verdict:
         "start_s": _measure(starts, "duration_s", "s"),
     }
     found = _judge_counts(evidence, starts, "mixed", metrics, "jobs summed data of the other job without an error")
-    failed = starts[(starts["arm"] == "fault")]
+    failed = starts[starts["arm"] == "fault"]
     wrong = sorted({value for values in failed["wrong_sums"] for value in values})
     because = f"{found.because} Wrong sums seen: {', '.join(f'{x:g}' for x in wrong) or 'none'} (right: 3 and 300)."
     because += f" {int(failed['failed'].sum())} of {len(failed)} jobs got no right result on every rank."
-    kind = found.kind
-    if kind is VerdictKind.NOT_REPRODUCED and _apart(starts, "failed"):
-        kind = VerdictKind.PARTLY
+    kind = VerdictKind.NOT_REPRODUCED
+    if _apart(starts, "failed"):
+        kind = VerdictKind.REPRODUCED if failed["mixed"].any() else VerdictKind.PARTLY
     cured = starts[starts["arm"] == "mitigated"]
     mitigation = found.mitigation
     if len(cured) and cured["failed"].any():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import multiprocessing
 import os
 import random
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import torch
@@ -30,6 +32,12 @@ from dtprobe import record
 
 FORK = multiprocessing.get_context("fork")
 RANKS = 2
+JITTER_S = 0.01
+"""Ranks of a job never start quite together; seeded."""
+
+TURN_S = 0.2
+"""How long a trial has the machine for itself before the next one sets out."""
+
 MESH_FACTOR = 5
 """gloo's mesh connect waits five times the group's timeout."""
 
@@ -68,6 +76,10 @@ class Started:
                 found.append({"error": "died"})
         return found
 
+    def answered(self) -> bool:
+        """Whether every rank has something to say."""
+        return all(pipe.poll(0) for pipe in self.pipes)
+
     def end(self, *, kill: bool) -> None:
         for process in self.processes:
             if kill:
@@ -93,8 +105,11 @@ def store_of(kind: str, job: Job, rank: int, timeout_s: float) -> Iterator[dist.
     yield store
 
 
-def be_rank(job: Job, rank: int, delay_s: float, kind: str, timeout_s: float, stay: bool, answer: Connection) -> None:
+def be_rank(
+    job: Job, rank: int, go: Event, delay_s: float, kind: str, timeout_s: float, stay: bool, answer: Connection
+) -> None:
     """A rank of a started job: join, reduce once, say what came out."""
+    go.wait()
     time.sleep(delay_s)
     began = time.monotonic()
     said: dict[str, object] = {}
@@ -114,11 +129,12 @@ def be_rank(job: Job, rank: int, delay_s: float, kind: str, timeout_s: float, st
         os._exit(1)
 
 
-def start(job: Job, delays: tuple[float, float], kind: str, timeout_s: float, *, stay: bool = False) -> Started:
+def start(job: Job, go: Event, delays: tuple[float, float], kind: str, timeout_s: float, *, stay: bool = False) -> Started:
+    """Make the processes of a job; they set out when `go` is set, each after its delay (seconds)."""
     started = Started(job)
     for rank in range(RANKS):
         ours, theirs = FORK.Pipe(duplex=False)
-        process = FORK.Process(target=be_rank, args=(job, rank, delays[rank], kind, timeout_s, stay, theirs))
+        process = FORK.Process(target=be_rank, args=(job, rank, go, delays[rank], kind, timeout_s, stay, theirs))
         process.start()
         theirs.close()
         started.processes.append(process)
@@ -156,39 +172,50 @@ def main() -> None:
     rng = random.Random(args.seed)
 
     def delays() -> tuple[float, float]:
-        return rng.uniform(0, 0.05), rng.uniform(0, 0.05)
+        return rng.uniform(0, JITTER_S), rng.uniform(0, JITTER_S)
 
     def folder(trial: int, name: str = "") -> Path:
         made = shared / f"{trial}{name}"
         made.mkdir(parents=True, exist_ok=True)
         return made
 
-    patience_s = MESH_FACTOR * args.timeout_s + 3
     if args.case == "after":
-        first = [
-            start(Job(folder(n), "first", (1, 2)), (0, 0), args.store, 10, stay=args.first == "killed")
-            for n in range(args.trials)
-        ]
-        for n, one in enumerate(first):
-            answers = one.answers(time.monotonic() + 10)
-            one.end(kill=args.first == "killed")
-            record("first", trial=n, ok=all("sum" in said for said in answers), killed=args.first == "killed")
-        began = time.monotonic()
-        jobs = [Job(folder(n), "second", (1, 2), attempt=1) for n in range(args.trials)]
+        leave_behind(args, [folder(n) for n in range(args.trials)])
+        trials = [[Job(folder(n), "second", (1, 2), attempt=1)] for n in range(args.trials)]
     else:
-        began = time.monotonic()
-        jobs = [
-            Job(folder(n, name if args.paths == "own" else ""), name, values, run=name)
+        names = (("a", (1.0, 2.0)), ("b", (100.0, 200.0)))
+        trials = [
+            [Job(folder(n, name if args.paths == "own" else ""), name, values, run=name) for name, values in names]
             for n in range(args.trials)
-            for name, values in (("a", (1, 2)), ("b", (100, 200)))
         ]
-    started = [start(job, delays(), args.store, args.timeout_s) for job in jobs]
-    per_trial = len(jobs) // args.trials
-    for n, one in enumerate(started):
-        judge_start(one, n // per_trial, one.answers(began + patience_s))
+    began = time.monotonic()
+    started: list[list[Started]] = []
+    for jobs in trials:
+        go = FORK.Event()
+        started.append([start(job, go, delays(), args.store, args.timeout_s) for job in jobs])
+        go.set()
+        turn_ends = time.monotonic() + TURN_S
+        while time.monotonic() < turn_ends and not all(one.answered() for one in started[-1]):
+            time.sleep(0.005)
+    deadline = time.monotonic() + MESH_FACTOR * args.timeout_s + 3
+    for n, trial in enumerate(started):
+        for one in trial:
+            judge_start(one, n, one.answers(deadline))
     record("work", duration_s=time.monotonic() - began)
-    for one in started:
+    for one in itertools.chain.from_iterable(started):
         one.end(kill=False)
+
+
+def leave_behind(args: argparse.Namespace, folders: list[Path]) -> None:
+    """Run a first job in each folder, which ends properly or is killed."""
+    killed = args.first == "killed"
+    go = FORK.Event()
+    first = [start(Job(one, "first", (1, 2)), go, (0, 0), args.store, 10, stay=killed) for one in folders]
+    go.set()
+    for n, one in enumerate(first):
+        answers = one.answers(time.monotonic() + 10)
+        one.end(kill=killed)
+        record("first", trial=n, ok=all("sum" in said for said in answers), killed=killed)
 
 
 if __name__ == "__main__":

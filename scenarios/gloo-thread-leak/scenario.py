@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Metric, Mitigation, Scenario, Verdict, VerdictKind, proc, strace
+from dtprobe import Arm, Metric, Mitigation, Scenario, Verdict, VerdictKind, perf, proc, strace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +35,11 @@ scenario = Scenario(
     timeout_s=60,
     repeats=3,
     needs=("linux", "torch"),
-    probes=(proc(hz=20), strace(calls="clone,clone3,mmap,munmap")),
+    probes=(
+        proc(hz=20),
+        strace(calls="clone,clone3,mmap,munmap"),
+        perf(record=("syscalls:sys_enter_mmap", "syscalls:sys_enter_clone3"), count=("page-faults",)),
+    ),
     control=Arm("worker.py", args=("--mode", "dropped")),
     fault=Arm("worker.py", args=("--mode", "kept")),
     mitigated=Arm("worker.py", args=("--mode", "scoped")),
@@ -58,10 +62,13 @@ def judge(evidence: Evidence) -> Verdict:
     maps = _growth(levels, "before-all-reduces", "after-all-reduces", "maps")
     metrics["maps_over_100_all_reduces"] = _metric(maps, "mappings", f"+{CLAIMED_MMAP} (127 to 1842)")
     calls = _calls(evidence, "mmap")
-    if calls:
-        metrics["mmap_calls_over_100_all_reduces"] = _metric(calls, "calls", f"+{CLAIMED_MMAP} (127 to 1842)")
-        metrics["clone3_calls_over_100_all_reduces"] = _metric(
-            _calls(evidence, "clone3"), "calls", f"+{CLAIMED_THREADS} (3 to 47)"
+    for recorder, pairs in calls.items():
+        metrics[f"mmap_calls_over_100_all_reduces_{recorder}"] = _metric(
+            _added(pairs), "calls", f"+{CLAIMED_MMAP} (127 to 1842)"
+        )
+    for recorder, pairs in _calls(evidence, "clone3").items():
+        metrics[f"clone3_calls_over_100_all_reduces_{recorder}"] = _metric(
+            _added(pairs), "calls", f"+{CLAIMED_THREADS} (3 to 47)"
         )
     after = _growth(levels, "after-all-reduces", "released", "threads")
     metrics["threads_after_letting_go"] = _metric(after, "threads")
@@ -91,7 +98,7 @@ def judge(evidence: Evidence) -> Verdict:
         mitigation=mitigation,
         control_healthy=healthy,
         metrics=metrics,
-        because=f"{_because(metrics, leaking, most, calls)} {_seen(levels)}",
+        because=f"{_because(metrics, levels, leaking, calls)} {_seen(levels)}",
     )
 
 
@@ -139,21 +146,28 @@ def _slopes(levels: pd.DataFrame, name: str, what: str) -> dict[str, list[float]
     return {arm: [x / cycles for x in some] for arm, some in added.items()}
 
 
-def _calls(evidence: Evidence, name: str) -> dict[str, list[float]]:
-    """Arm -> system calls of that name during the 100 all-reduces, one value a rank; empty where nothing was traced."""
-    traced = evidence.frame("syscalls")
-    traced = traced[traced["kind"] == "syscall"]
-    begins, ends = evidence.events("all-reduces-begin"), evidence.events("all-reduces-end")
-    found: dict[str, list[float]] = {}
-    for (arm, repeat, rank), own in traced.groupby(["arm", "repeat", "rank"]):
-        first, last = (
-            some.loc[(some["arm"] == arm) & (some["repeat"] == repeat) & (some["rank"] == rank), "t_ns"]
-            for some in (begins, ends)
-        )
-        if len(first) and len(last):
-            inside = own[(own["t_ns"] >= int(first.iloc[0])) & (own["t_ns"] <= int(last.iloc[0]))]
-            found.setdefault(str(arm), []).append(float((inside["name"] == name).sum()))
+def _calls(evidence: Evidence, name: str) -> dict[str, dict[str, list[tuple[int, int]]]]:
+    """Recorder -> arm -> system calls of that name before and after the 100 all-reduces, one pair a traced rank."""
+    syscalls = evidence.frame("syscalls")
+    samples = evidence.frame("perf_samples")
+    by = {
+        "strace": syscalls[(syscalls["kind"] == "syscall") & (syscalls["name"] == name)],
+        "perf": samples[samples["event"] == f"syscalls:sys_enter_{name}"],
+    }
+    key = ["arm", "repeat", "rank"]
+    begins = evidence.events("all-reduces-begin").set_index(key)["t_ns"]
+    ends = evidence.events("all-reduces-end").set_index(key)["t_ns"]
+    found: dict[str, dict[str, list[tuple[int, int]]]] = {}
+    for recorder, rows in by.items():
+        for which, own in rows.groupby(key):
+            if which in begins.index and which in ends.index:
+                pair = tuple(int((own["t_ns"] <= int(moment[which])).sum()) for moment in (begins, ends))
+                found.setdefault(recorder, {}).setdefault(str(which[0]), []).append(pair)
     return found
+
+
+def _added(pairs: dict[str, list[tuple[int, int]]]) -> dict[str, list[float]]:
+    return {arm: [float(after - before) for before, after in some] for arm, some in pairs.items()}
 
 
 def _clean(slopes: dict[tuple[str, str], dict[str, list[float]]], arm: str) -> bool:
@@ -185,18 +199,22 @@ def _undecided(why: str, metrics: dict[str, Metric] | None = None) -> Verdict:
     return Verdict(kind=VerdictKind.INCONCLUSIVE, control_healthy=False, metrics=metrics or {}, because=why)
 
 
-def _because(metrics: dict[str, Metric], leaking: list[str], most: float, calls: dict[str, list[float]]) -> str:
+def _because(
+    metrics: dict[str, Metric], levels: pd.DataFrame, leaking: list[str], calls: dict[str, dict[str, list[tuple[int, int]]]]
+) -> str:
     def per_cycle(name: str) -> str:
         threads, fds = metrics[f"threads_per_{name}"].fault, metrics[f"fds_per_{name}"].fault
         return (
             f"{name.replace('_', ' ')} +{threads.value:g} threads and +{fds.value:g} descriptors" if threads and fds else name
         )
 
-    told = f"100 all-reduces added at most {most:g} threads where the document has {CLAIMED_THREADS}"
-    if calls:
-        told += f", and {max(max(some) for some in calls.values()):g} mmap calls where it has {CLAIMED_MMAP}"
-    else:
-        told += "; mmap calls were not traced here, mappings stand in for them"
+    one = levels[(levels["arm"] == "fault") & (levels["repeat"] == levels["repeat"].max()) & (levels["rank"] == 0)]
+    before, after = (one.loc[one["stage"] == f"{when}-all-reduces", "threads"].median() for when in ("before", "after"))
+    told = f"Over 100 all-reduces rank 0 went from {before:g} to {after:g} threads where the document has 3 to 47"
+    for recorder, pairs in calls.items():
+        if seen := pairs.get("fault"):
+            told += f"; mmap calls from {seen[0][0]} to {seen[0][1]} by {recorder}"
+    told += ", where it has 127 to 1842" if calls else "; mmap calls were not traced here, the mappings stand in for them"
     if not leaking:
         return f"{told}. No kept reference made threads outlive a destroyed group."
     kept = "; ".join(per_cycle(name) for name in leaking)

@@ -163,6 +163,7 @@ def execute(
     target ends it before anything has been started (UsageError).
     """
     work = plan.workload
+    folder = folder.absolute()  # the warden and the ranks have working folders of their own
     suspicions = _Suspicions(clock)
     job: Job | None = None
 

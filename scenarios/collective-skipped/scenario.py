@@ -102,7 +102,7 @@ def judge_shifted(evidence: Evidence) -> Verdict:
     failures = _failures(evidence)
     runs = {arm: _runs(evidence, arm) for arm in ARMS if evidence.ran(arm)}
     names = {arm: {repeat: _names(evidence, arm, repeat) for repeat in repeats} for arm, repeats in runs.items()}
-    steps = evidence.events("step")
+    steps = evidence.events("step").reindex(columns=["arm", "sum", "right"])
     steps = steps.assign(wrong=steps["sum"] != steps["right"])
     wrong = {arm: (int(some["wrong"].sum()), len(some)) for arm, some in steps.groupby("arm") if arm in ARMS}
     if not {"control", "fault"} <= set(wrong):

@@ -165,6 +165,8 @@ def judge_shared(evidence: Evidence) -> Verdict:
         "start_s": _measure(starts, "duration_s", "s"),
     }
     found = _judge_counts(evidence, starts, "mixed", metrics, "jobs summed data of the other job without an error")
+    if found.kind is VerdictKind.INCONCLUSIVE:
+        return found
     failed = starts[starts["arm"] == "fault"]
     wrong = sorted({value for values in failed["wrong_sums"] for value in values})
     because = f"{found.because} Wrong sums seen: {', '.join(f'{x:g}' for x in wrong) or 'none'} (right: 3 and 300)."
@@ -182,7 +184,7 @@ def judge_shared(evidence: Evidence) -> Verdict:
 @shell.judge
 def judge_shell(evidence: Evidence) -> Verdict:
     """Rounds that more than one contender won."""
-    rounds = evidence.events("round")
+    rounds = evidence.events("round").reindex(columns=["arm", "winners"])
     rounds = rounds.assign(several=rounds["winners"] > 1, none=rounds["winners"] < 1)
     metrics = {
         "rounds_with_several_winners": _share(rounds, "several"),

@@ -1,0 +1,57 @@
+"""What plug-ins that put faults into a rank share: the parts of a plan that concern this rank, and the record of firings."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+FIRED = "injected.jsonl"
+
+
+def rank_of(hook) -> int | None:
+    """The rank that the folder is named after, or that the variable tells."""
+    text = hook.folder.rpartition("/rank")[2]
+    text = text if text.isdigit() else hook.environ.get("RANK", "")
+    return int(text) if text.isdigit() else None
+
+
+def parts(hook, name: str):
+    """The faults of plan `name` that this rank is a target of, in their order."""
+    folder = hook.environ.get(f"DTPROBE_{name.upper()}_PLAN")
+    if not folder or not os.path.isdir(folder):  # noqa: PTH112  pathlib is not loaded at this time
+        return
+    rank = rank_of(hook)
+    for file in sorted(os.listdir(folder)):  # noqa: PTH208
+        if file.endswith(".json"):
+            with open(f"{folder}/{file}", encoding="utf-8") as opened:  # noqa: PTH123
+                part = json.load(opened)
+            if part["rank"] is None or rank in part["rank"]:
+                yield part
+
+
+def say(hook, kind: str, index: int, *, call: str | None = None, nth: int | None = None, detail: str = "") -> None:
+    """Append a line (`fired`, `ended` or `refused`) at one stroke: what a rank said before it died is kept."""
+    line = {
+        "kind": kind,
+        "index": index,
+        "t_ns": time.time_ns(),
+        "rank": rank_of(hook),
+        "pid": os.getpid(),
+        "call": call,
+        "nth": nth,
+        "detail": detail,
+    }
+    os.makedirs(hook.folder, exist_ok=True)  # noqa: PTH103
+    with open(f"{hook.folder}/{FIRED}", "a", encoding="utf-8") as file:  # noqa: PTH123
+        file.write(json.dumps(line) + "\n")
+
+
+def said(hook, kind: str, index: int) -> list[dict]:
+    """Lines of that kind and fault which this rank has written, earlier attempts of it too."""
+    try:
+        with open(f"{hook.folder}/{FIRED}", encoding="utf-8") as file:  # noqa: PTH123
+            lines = [json.loads(text) for text in file.read().splitlines()]
+    except FileNotFoundError:
+        return []
+    return [line for line in lines if line["kind"] == kind and line["index"] == index]

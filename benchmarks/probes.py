@@ -1,11 +1,12 @@
 """What each recorder costs a worker: a step loop of two gloo ranks, with and without it, interleaved.
 
-    python benchmarks/probes.py [--pairs 12] [--seconds 3] [--whole 5] [--only proc,strace]
+    python benchmarks/probes.py [--pairs 60] [--seconds 0.5] [--whole 5] [--only proc,strace]
 
-Light recorders are switched on and off in the same two processes, in pairs of stretches of random order: that leaves out
-what differs between two starts. `default` is all of those that every run has. Heavy ones, and once more `default` with its
-hook against ranks without, are pairs of whole jobs. Each rank's flight recorder is full (2000 entries), its dearest
-state. Prints the median of the ratios over the pairs, of wall time and of the ranks' processor time, each with its 95 % bootstrap
+Light recorders run beside the same two processes all the time, and see them or not, in pairs of stretches of random order:
+that leaves out what differs between two starts. `default` is all of those that every run has. Heavy ones, and once more
+`default` with its hook against ranks without, are pairs of whole jobs, ten times as long. Each rank's flight recorder is full (2000
+entries), its dearest state; since it is asked for at a rate, and only seen half of the time, its cost here is up to twice the
+true one. Prints the median of the ratios over the pairs, of wall time and of the ranks' processor time, each with its 95 % bootstrap
 interval: on a machine with other work the processor time says more. The last columns are the recorders' own.
 """
 
@@ -85,6 +86,13 @@ class Job:
 
     where: Where
     ranks: list[subprocess.Popen[str]]
+    visible: bool = True
+    """Whether recorders see the ranks."""
+
+    def processes(self) -> list[RankProcess]:
+        if not self.visible:
+            return []
+        return [RankProcess(rank, one.pid, self.where.rank_folder(rank)) for rank, one in enumerate(self.ranks)]
 
     def stretch(self, steps: int) -> tuple[float, float]:
         """(wall time of the slower rank, processor time of both) in seconds."""
@@ -114,11 +122,12 @@ def job(probes: Sequence[Any]) -> Iterator[tuple[Job, list[Any]]]:
         folder = Path(name)
         (folder / "worker.py").write_text(WORKER, encoding="utf-8")
         ranks: list[subprocess.Popen[str]] = []
+        made: Job | None = None
         where = Where(
             folder=folder,
             scratch=folder,
             world_size=WORLD_SIZE,
-            processes=lambda: [RankProcess(rank, one.pid, folder / f"rank{rank}") for rank, one in enumerate(ranks)],
+            processes=lambda: made.processes() if made else [],
             suspect=lambda reason: print(f"suspected: {reason}", file=sys.stderr),
         )
         recorders = [probe.recorder(where) for probe in probes]
@@ -147,14 +156,17 @@ def job(probes: Sequence[Any]) -> Iterator[tuple[Job, list[Any]]]:
                 one.communicate()
 
 
-def under(one: Job, recorders: Sequence[Any], steps: int) -> tuple[tuple[float, float], list[Recorded]]:
+@contextmanager
+def recording(one: Job, recorders: Sequence[Any]) -> Iterator[list[Recorded]]:
+    """Recorders at work; what they recorded is in the list afterwards."""
+    recorded: list[Recorded] = []
     for recorder in recorders:
-        recorder.start(one.where.processes())
+        recorder.start(one.processes())
     try:
-        took = one.stretch(steps)
+        yield recorded
     finally:
-        recorded = [recorder.stop() for recorder in recorders]
-    return took, recorded
+        one.visible = True
+        recorded += [recorder.stop() for recorder in recorders]
 
 
 @dataclass
@@ -168,10 +180,12 @@ class Cost:
     """The recorder's own processor time as a share of one core."""
     said: dict[str, None]
 
-    def add(self, bare: tuple[float, float], probed: tuple[float, float], recorded: Sequence[Recorded]) -> None:
+    def pair(self, bare: tuple[float, float], probed: tuple[float, float]) -> None:
         self.wall.append(probed[0] / bare[0])
         self.cpu.append(probed[1] / bare[1])
-        self.own.append(sum(one.cpu_s for one in recorded) / probed[0])
+
+    def recorded(self, recorded: Sequence[Recorded], seconds: float) -> None:
+        self.own.append(sum(one.cpu_s for one in recorded) / seconds)
         self.said.update((text, None) for one in recorded for text in (*one.facts.values(), *one.problems))
 
 
@@ -182,18 +196,18 @@ def steps_for(seconds: float, one: Job) -> int:
 
 def light(name: str, probes: Sequence[Any], pairs: int, seconds: float, rng: random.Random, tick: Any) -> Cost:
     cost = Cost(name, [], [], [], {})
-    with job(probes) as (one, _):
+    with job(probes) as (one, recorders):
         steps = steps_for(seconds, one)
-        for _ in range(pairs):
-            took: dict[bool, tuple[float, float]] = {}
-            recorded: list[Recorded] = []
-            for probed in rng.sample((False, True), 2):
-                if probed:
-                    took[True], recorded = under(one, [probe.recorder(one.where) for probe in probes], steps)
-                else:
-                    took[False] = one.stretch(steps)
-            cost.add(took[False], took[True], recorded)
-            tick()
+        probed_s = 0.0
+        with recording(one, recorders) as recorded:
+            for _ in range(pairs):
+                took = {}
+                for one.visible in rng.sample((False, True), 2):
+                    took[one.visible] = one.stretch(steps)
+                cost.pair(took[False], took[True])
+                probed_s += took[True][0]
+                tick()
+        cost.recorded(recorded, probed_s)
     return cost
 
 
@@ -201,13 +215,15 @@ def whole(name: str, probes: Sequence[Any], pairs: int, seconds: float, rng: ran
     cost = Cost(name, [], [], [], {})
     steps = 0
     for _ in range(pairs):
-        took: dict[bool, tuple[float, float]] = {}
-        recorded: list[Recorded] = []
+        took = {}
         for probed in rng.sample((False, True), 2):
             with job(probes if probed else ()) as (one, recorders):
-                steps = steps or steps_for(seconds, one)
-                took[probed], recorded = under(one, recorders, steps) if probed else (one.stretch(steps), recorded)
-        cost.add(took[False], took[True], recorded)
+                steps = steps or steps_for(10 * seconds, one)
+                with recording(one, recorders) as recorded:
+                    took[probed] = one.stretch(steps)
+            if probed:
+                cost.recorded(recorded, took[True][0])
+        cost.pair(took[False], took[True])
         tick()
     return cost
 
@@ -219,8 +235,8 @@ def percent(ratios: Sequence[float], base: float = 1.0) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=12, help="pairs of stretches for each light recorder")
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of a stretch")
+    parser.add_argument("--pairs", type=int, default=60, help="pairs of stretches for each light recorder")
+    parser.add_argument("--seconds", type=float, default=0.5, help="length of a stretch")
     parser.add_argument("--whole", type=int, default=5, help="pairs of whole jobs")
     parser.add_argument("--only", default="", help="names, separated by commas; all without it")
     parser.add_argument("--seed", type=int, default=0)

@@ -69,6 +69,8 @@ class _Rank:
     """The last answers that showed an operation open for longer than the interval, until they are written."""
     written: set[bytes] = field(default_factory=set)
     files: int = 0
+    fresh: set[str] = field(default_factory=set)
+    """The handlers that answered at the last look, with records in it."""
     silent: str = ""
     """Why it did not answer the last time; empty where it did."""
 
@@ -133,7 +135,8 @@ class FlightRecorderRecorder(Recorder):
         now_ns = self._clock.now_ns()
         due_s = None
         for known in self._ranks.values():
-            for handler, text in known.text.items():
+            for handler in known.fresh:
+                text = known.text[handler]
                 ages = stall.open_ages(text, now_ns)
                 if any(age_s > self._config.interval_s for age_s, _ in ages):
                     known.open_text[handler] = text
@@ -151,13 +154,13 @@ class FlightRecorderRecorder(Recorder):
 
     def _ask(self) -> float:
         """Every rank that can answer, all at once; answers the processor time that it cost the ranks."""
+        for known in self._ranks.values():
+            known.fresh.clear()
         asked: dict[tuple[int, str], tuple[Path, str]] = {}
         for process in self._where.processes():
             if process.rank is None:
                 continue
-            known = self._ranks.get(process.rank)
-            if known is None or known.process.pid != process.pid:  # new, or started again under the same rank
-                known = self._ranks[process.rank] = _Rank(process, files=known.files if known else 0)
+            known = self._known(process.rank, process)
             for handler in self._handlers(known):
                 asked[process.rank, handler] = (self._socket(process.pid), handler)
         cost_s = 0.0
@@ -170,7 +173,20 @@ class FlightRecorderRecorder(Recorder):
             cost_s += len(text) * SERVER_S_PER_BYTE
             if b'"entries"' in text:
                 known.text[handler] = text
+                known.fresh.add(handler)
         return cost_s
+
+    def _known(self, rank: int, process: RankProcess) -> _Rank:
+        known = self._ranks.get(rank)
+        if known is not None and known.process.pid == process.pid:
+            return known
+        self._ranks[rank] = _Rank(process)
+        if known is not None:
+            # Started again under the same rank: what is known of the old one is written, and its groups count from one again.
+            self._write(rank, known, known.text)
+            self._ranks[rank].files = known.files
+            self._told.clear()
+        return self._ranks[rank]
 
     def _handlers(self, known: _Rank) -> tuple[str, ...]:
         """What may be asked of a rank now: nothing where it has ended, is stopped, or does not serve (yet)."""
@@ -200,7 +216,8 @@ class FlightRecorderRecorder(Recorder):
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 self._problems[f"{handler}: not a flight recorder of a known form: {type(error).__name__}: {error}"] = None
                 continue
-            for found in stall.find(records, now_ns, self._config.suspect_s, self._where.world_size):
+            fresh = [rank for rank, known in self._ranks.items() if handler in known.fresh]
+            for found in stall.find(records, now_ns, self._config.suspect_s, self._where.world_size, fresh):
                 if found.key in self._told:
                     continue
                 self._told.add(found.key)
@@ -214,6 +231,9 @@ class FlightRecorderRecorder(Recorder):
         parts = [f"{found.operation} open for {open_s:.1f} s on rank{'s' * (len(found.waiting) > 1)} {waiting}"]
         parts += [f"rank {rank} called {other} there" for rank, other in found.others.items()]
         parts += [f"rank {rank} is behind: {self._behind(rank, found, records.get(rank))}" for rank in found.behind]
+        parts += [
+            f"rank {rank} {known.silent}" for rank, known in self._ranks.items() if known.silent and rank not in found.behind
+        ]
         if not found.behind and not found.others:
             parts.append("all ranks of the group entered it and none leaves")
         return "; ".join(parts)

@@ -55,11 +55,12 @@ class LogsRecorder(Recorder):
         return Recorded(files=tuple(self._files), cpu_s=self._sampler.cpu_s, problems=tuple(self._sampler.problems))
 
     def _look(self) -> float:
-        for rank in range(self._where.world_size):
-            folder = self._where.rank_folder(rank)
+        for process in self._where.processes():
+            if process.rank is None:
+                continue
             grown = []
             for stream in STREAMS:
-                log = folder / f"{stream}.log"
+                log = process.folder / f"{stream}.log"
                 try:
                     size = log.stat().st_size
                 except FileNotFoundError:
@@ -68,7 +69,7 @@ class LogsRecorder(Recorder):
                     self._sizes[log] = size
                     grown.append(json.dumps({"t_ns": self._clock.now_ns(), "stream": stream, "size": size}) + "\n")
             if grown:
-                times = folder / "log-times.jsonl"
+                times = process.folder / "log-times.jsonl"
                 self._files[times] = None
                 with times.open("a", encoding="ascii") as file:
                     file.writelines(grown)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,26 +87,33 @@ def parse(text: bytes) -> Records:
     return Records(operations=operations, members=_members(whole.get("pg_config", {})))
 
 
-def find(records: Mapping[int, Records], now_ns: int, suspect_s: float, world_size: int) -> list[Stall]:
-    """Operations open for longer than `suspect_s`, or than half of their own timeout; the oldest of each group."""
+def find(
+    records: Mapping[int, Records], now_ns: int, suspect_s: float, world_size: int, fresh: Collection[int] | None = None
+) -> list[Stall]:
+    """Operations open for longer than `suspect_s`, or than half of their own timeout; the oldest of each group.
+
+    `fresh` are the ranks whose records are of now (None: all). What an older record shows open may long be done: such a rank
+    only tells how far it had come.
+    """
+    now = records.keys() if fresh is None else fresh
     oldest: dict[str, Operation] = {}
-    for one in records.values():
-        for operation in one.operations:
+    for rank in sorted(now):
+        for operation in records[rank].operations:
             limit_s = min(suspect_s, operation.timeout_ms / 2e3)
             if operation.open and (now_ns - operation.created_ns) / 1e9 >= limit_s:
                 first = oldest.get(operation.group)
                 if first is None or operation.seq < first.seq:
                     oldest[operation.group] = operation
-    return [_stall(operation, records, world_size) for operation in oldest.values()]
+    return [_stall(operation, records, world_size, now) for operation in oldest.values()]
 
 
-def _stall(operation: Operation, records: Mapping[int, Records], world_size: int) -> Stall:
+def _stall(operation: Operation, records: Mapping[int, Records], world_size: int, now: Collection[int]) -> Stall:
     waiting, behind, others = [], [], {}
     for rank in sorted(_group(operation, records, world_size)):
         mine = records.get(rank)
         here = mine.at(operation.group, operation.seq) if mine else None
         last = mine.last(operation.group) if mine else None
-        if here is not None and here.open:
+        if here is not None and here.open and rank in now:
             waiting.append(rank)
         if last is None or last.seq < operation.seq:
             behind.append(rank)

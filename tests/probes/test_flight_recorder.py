@@ -175,3 +175,19 @@ time.sleep(600)
     job.until(lambda: job.recorders[0]._sampler.looks > looks + 1, "another look")
     assert job.recorders[0]._ranks[0].handlers and job.recorders[0]._ranks[0].silent == ""
     assert [path.name for path in job.scratch.iterdir()] == [f"fr-{job.children[0].pid}.sock"]
+
+
+def test_ranks_that_ended_inside_a_collective_are_no_longer_waiting_in_it(ranks):
+    job = ranks(2)
+    job.under(FlightRecorder(interval_s=0.1, suspect_s=1.5))
+    job.run(SKIPPED)
+    recorder = job.recorders[0]
+    job.until(
+        lambda: 0 in recorder._ranks and b'"retired":false' in recorder._ranks[0].text.get("fr_trace_json", b""), "it waits"
+    )
+    for child in job.children:
+        child.kill()
+        child.wait()
+    asked = recorder._clock.monotonic()
+    job.until(lambda: recorder._clock.monotonic() > asked + 2, "longer than a suspicion takes")
+    assert not job.suspected

@@ -75,3 +75,10 @@ def test_half_of_a_short_timeout_is_enough():
 def test_ages_of_open_operations_are_read_without_parsing_the_rest():
     text = json.dumps({"entries": [entry(1), entry(2, retired=False, created_ns=6 * S)]}, separators=(",", ":")).encode()
     assert open_ages(text, 10 * S) == [(4.0, 600.0)]
+
+
+def test_what_an_old_record_shows_open_is_no_stall_but_tells_how_far_its_rank_had_come():
+    seen = {0: records(entry(1), entry(2, retired=False)), 1: records(entry(1, retired=False))}
+    assert find(seen, 10 * S, 3, world_size=2, fresh=()) == []
+    (stall,) = find(seen, 10 * S, 3, world_size=2, fresh=(0,))
+    assert (stall.operation.seq, stall.waiting) == (2, (0,))

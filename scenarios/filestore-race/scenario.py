@@ -100,7 +100,10 @@ def judge_torn(evidence: Evidence) -> Verdict:
     from dtprobe.stats import separated_counts
 
     calls = _store_calls(evidence)
-    if not {"control", "fault"} <= set(calls["arm"]):
+    came = {
+        arm: int((calls["arm"] == arm).sum()) == int((evidence.outcomes["arm"] == arm).sum()) for arm in calls["arm"].unique()
+    }
+    if not (came.get("control") and came.get("fault")):
         return _undecided("a rank ended before it came to its store call")
     hung = _share(calls, "hung")
     cores, runnable = _spin(evidence, calls)
@@ -123,7 +126,7 @@ def judge_torn(evidence: Evidence) -> Verdict:
     mitigation = Mitigation.NONE
     if evidence.ran("mitigated"):
         # the record is lost, so the cure is a refusal in time, not a value
-        held = len(cured) and not cured["hung"].any() and cured["error"].notna().all() and not cured["late"].any()
+        held = came.get("mitigated") and not cured["hung"].any() and cured["error"].notna().all() and not cured["late"].any()
         mitigation = Mitigation.HELD if held else Mitigation.FAILED
     k, n = of["fault"]
     because = f"{k} of {n} store calls after the torn record never came back (asked to give up after {calls['timeout_s'].iloc[0]:g} s)"

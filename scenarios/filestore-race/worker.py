@@ -26,6 +26,7 @@ import torch.distributed as dist
 from dtprobe import record
 
 KEY, VALUE = "config", "y" * 64
+START_S = 20.0
 BEFORE_THE_CUT = 40
 """Bytes of the publisher's record that still fit: key, and a part of the value."""
 
@@ -38,23 +39,23 @@ def shared_folder() -> Path:
     return folder
 
 
-def open_store(kind: str, rank: int, members: int, timeout_s: float) -> tuple[dist.Store, Path]:
+def open_store(kind: str, rank: int, members: int) -> tuple[dist.Store, Path]:
     """The store and the file that backs it; `members` counts the publisher too."""
     folder = shared_folder()
     if kind == "safe":
         from dtprobe.framework.filestore import SafeFileStore
 
-        store = SafeFileStore(folder, run="job", rank=rank, world_size=members, timeout_s=timeout_s)
+        store = SafeFileStore(folder, run="job", rank=rank, world_size=members, timeout_s=START_S)
         return store, store.folder / "log"
     path = folder / "store"
     torch_store = dist.FileStore(str(path), members)
-    torch_store.set_timeout(timedelta(seconds=timeout_s))
+    torch_store.set_timeout(timedelta(seconds=START_S))
     return torch_store, path
 
 
 def publish(args: argparse.Namespace, members: int, go: object) -> None:
     """The publisher's life: join, wait for the word, write one key, perhaps under a limit that cuts the write short."""
-    store, path = open_store(args.store, members - 1, members, args.timeout_s)
+    store, path = open_store(args.store, members - 1, members)
     go.wait()
     if args.mode == "torn":
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it; a C program would be ended by it
@@ -118,14 +119,15 @@ def main() -> None:
     publisher = fork.Process(target=publish, args=(args, members, go)) if rank == 0 else None
     if publisher:
         publisher.start()
-    store, path = open_store(args.store, rank, members, args.timeout_s)
-    dist.init_process_group(args.backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=10))
+    store, path = open_store(args.store, rank, members)
+    dist.init_process_group(args.backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=START_S))
     train(100)
     if publisher:
         go.set()
         publisher.join()
         record("published", exit_code=publisher.exitcode, file_bytes=path.stat().st_size)
     dist.barrier()
+    store.set_timeout(timedelta(seconds=args.timeout_s))  # the start may take longer on a busy machine
 
     done = threading.Event()
     if rank == 0:

@@ -178,11 +178,9 @@ def _lane(axes: Axes, row: int, lane: Lane, arm: str, per_px: float, length_s: f
         notes[gid] = f"{mark.text} at {words.number(mark.t_s, 's')}{times}"
         axes.plot([mark.t_s], [row - 0.3], marker="v", ms=5.5, color=INK.text, lw=0, gid=gid)
     above: list[tuple[float, float]] = []
-    named: set[str] = set()
-    for mark in lane.marks:
-        if mark.text not in named:
-            named.add(mark.text)
-            _write(axes, row, mark.t_s, mark.text, INK.muted, per_px, above, limit=length_s, above=True)
+    firsts = {mark.text: mark for mark in reversed(lane.marks)}
+    for mark in sorted(firsts.values(), key=lambda mark: (mark.common, mark.t_s)):  # what is rare finds a place first
+        _write(axes, row, mark.t_s, mark.text, INK.muted, per_px, above, limit=length_s, above=True)
     if not lane.ending:
         return notes
     color = INK.fault if lane.bad else INK.text

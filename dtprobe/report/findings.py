@@ -139,9 +139,10 @@ def outcomes(folder: RunFolder) -> tuple[Outcome, ...]:
 
 
 def partings(folder: RunFolder) -> tuple[Parting, ...]:
-    """The last collective of every rank of each arm run that hung or ended badly, where the ranks did not come equally far.
+    """The last collective of every rank of each arm run that ended badly, where the ranks did not come equally far.
 
-    In a healthy arm run ranks are merely recorded at slightly different moments: that they differ there is no finding.
+    Where a hang was suspected, as they stood then: afterwards time-outs and late arrivals hide it. In a healthy arm run ranks
+    are merely recorded at slightly different moments: that they differ there is no finding.
     """
     frame = folder.frame(
         "collectives", "t_ns", "rank", "source", "kind", "group", "group_desc", "op", "seq", "op_id", "state", "retired",
@@ -151,13 +152,14 @@ def partings(folder: RunFolder) -> tuple[Parting, ...]:
     for arm in ARMS_BY_INTEREST:
         repeat = folder.traced_repeat(arm)
         run = folder.arm_run(arm, repeat) or {}
-        if not (run.get("suspected") or run.get("timed_out") or any(ended_badly(member) for member in run.get("ranks") or [])):
+        if not (run.get("timed_out") or any(ended_badly(member) for member in run.get("ranks") or [])):
             continue
+        moments = [item["t_ns"] for item in run.get("suspected") or [] if item.get("t_ns") is not None]
         mine = frame[(frame["arm"] == arm) & (frame["repeat"] == repeat) & frame["rank"].notna()]
         rows: list[Last] = []
         sentences = []
         for group, members in last_dump(mine).groupby("group", dropna=False, sort=False):
-            found_rows, sentence = _parting_of_group(folder, str(group), members)
+            found_rows, sentence = _parting_of_group(folder, str(group), members, min(moments, default=None))
             if sentence:
                 rows.extend(found_rows)
                 sentences.append(sentence)
@@ -166,11 +168,12 @@ def partings(folder: RunFolder) -> tuple[Parting, ...]:
     return tuple(found)
 
 
-def _parting_of_group(folder: RunFolder, group: str, frame: pd.DataFrame) -> tuple[list[Last], str]:
+def _parting_of_group(folder: RunFolder, group: str, frame: pd.DataFrame, moment_ns: int | None) -> tuple[list[Last], str]:
     frame = frame[frame["seq"].notna() & frame["kind"].ne("p2p").fillna(True)]
-    if frame.empty:
+    then = frame[frame["t_ns"] <= moment_ns] if moment_ns is not None else frame
+    if then.empty:
         return [], ""
-    last = frame.sort_values(["seq", "t_ns"], kind="stable").groupby("rank").last()
+    last = then.sort_values(["seq", "t_ns"], kind="stable").groupby("rank").last()
     furthest = int(last["seq"].max())
     rows = []
     for rank, row in last.iterrows():
@@ -179,7 +182,7 @@ def _parting_of_group(folder: RunFolder, group: str, frame: pd.DataFrame) -> tup
                 rank=int(rank),
                 group=_group_name(group, row["group_desc"]),
                 entered=f"{words.clip(row['op'], 40)} #{int(row['seq'])}",
-                state="done" if row["done"] else "waiting",
+                state="waiting" if row["waited"] else "done",
                 behind=furthest - int(row["seq"]),
                 call_site=words.clip(row["call_site"], 160) if isinstance(row["call_site"], str) else "",
                 place=folder.place(row["source"], row["arm"], row["repeat"]),
@@ -190,14 +193,20 @@ def _parting_of_group(folder: RunFolder, group: str, frame: pd.DataFrame) -> tup
     ops = {row.entered for row in rows if row.behind == 0}
     name = rows[0].group
     if late:
-        ahead = next(row for row in rows if row.behind == 0)
-        verb = "wait" if len(waiting) > 1 else "waits"
-        what = f"; {words.ranks(waiting)} {verb} there" if waiting else ""
-        return rows, f"In group {name}, {words.ranks(late)} never entered {ahead.entered}{what}."
+        ahead = next(row for row in rows if row.behind == 0).entered
+        there = f"; {words.ranks(waiting)} waited there" if waiting else ""
+        came = frame[frame["rank"].isin(late) & (frame["seq"] == furthest)]["t_ns"]
+        if moment_ns is not None and len(came):
+            later = words.number((int(came.max()) - moment_ns) / 1e9, "s")
+            return (
+                rows,
+                f"In group {name}, {words.ranks(late)} came to {ahead} only {later} after the hang was suspected{there}.",
+            )
+        return rows, f"In group {name}, {words.ranks(late)} never entered {ahead}{there}."
     if len(ops) > 1:
         return rows, f"In group {name} the ranks met with different operations: {words.listed(sorted(ops))}."
     if waiting:
-        return rows, f"In group {name} every rank entered {rows[0].entered}, and {words.ranks(waiting)} never left it."
+        return rows, f"In group {name} every rank entered {rows[0].entered}, and {words.ranks(waiting)} waited in it."
     return [], ""
 
 

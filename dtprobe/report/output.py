@@ -29,6 +29,8 @@ TELLING = (
 
 _ANY = re.compile("|".join(TELLING))
 _OWN_PREFIX = re.compile(r"^\S*\[?rank\s?\d+\]?:?\s*")
+_CARETS = re.compile(r"(?:\[\w.]+\]:)?[\s^~]*")
+"""The line under a traceback's source line, which says little without its column."""
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 
@@ -120,4 +122,5 @@ def _before(folder: RunFolder, where: Place) -> tuple[str, ...]:
         return ()
     if len(head) <= where.line - 1:
         return ()
-    return tuple(words.clip(head[number - 1].decode("utf-8", errors="replace").rstrip(), 200) for number in wanted)
+    told = [words.clip(head[number - 1].decode("utf-8", errors="replace").rstrip(), 200) for number in wanted]
+    return tuple(text for text in told if not _CARETS.fullmatch(text))

@@ -257,12 +257,12 @@ def _metrics(folder: RunFolder) -> tuple[MetricRow, ...]:
                 points[arm] = (ends[0], ends[1], ends[2])
         rows.append(
             MetricRow(
-                name=words.clip(str(name).replace("_", " "), 80),
+                name=words.clip((str(name).removesuffix("_s") if unit == "s" else str(name)).replace("_", " "), 80),
                 about="; ".join(
                     dict.fromkeys([*([unit] if unit and not scaled else []), *(cell.method for cell in cells if cell.method)])
                 ),
                 documented=words.clip(metric.get("documented") or "", 200),
-                documented_values=_figures_of(str(metric.get("documented") or ""), unit),
+                documented_values=figures_of(str(metric.get("documented") or ""), unit),
                 cells=tuple(cells),
                 points=points,
                 unit=unit,
@@ -271,7 +271,7 @@ def _metrics(folder: RunFolder) -> tuple[MetricRow, ...]:
     return tuple(sorted(rows, key=lambda row: not row.documented))
 
 
-def _figures_of(documented: str, unit: str) -> tuple[float, ...]:
+def figures_of(documented: str, unit: str) -> tuple[float, ...]:
     """The figure, or both of "3 to 47", that a documented text begins with; none where its unit may be another than ours."""
     number = r"[+-]?\d[\d,]*(?:\.\d+)?"
     match = re.match(rf"\s*({number})(?:\s+to\s+({number}))?\s*(.*)", documented, flags=re.DOTALL)
@@ -282,7 +282,7 @@ def _figures_of(documented: str, unit: str) -> tuple[float, ...]:
 
 def _suspicions(folder: RunFolder) -> tuple[Suspicion, ...]:
     seen: dict[tuple[str, str], list[tuple[Any, float | None]]] = {}
-    for run in folder.arm_runs:
+    for run in sorted(folder.arm_runs, key=lambda run: ("fault", "mitigated", "control").index(run["arm"])):
         for item in run.get("suspected") or []:
             if isinstance(item, dict):
                 since = (item["t_ns"] - run["started_ns"]) / 1e9 if item.get("t_ns") and run.get("started_ns") else None

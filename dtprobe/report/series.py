@@ -36,11 +36,11 @@ class Measure:
 
 
 MEASURES = (
-    Measure(column="threads", title="Threads", unit="", least=1),
-    Measure(column="fds", title="Open descriptors", unit="", least=1),
-    Measure(column="sockets", title="Sockets", unit="", least=1),
-    Measure(column="pipes", title="Pipes", unit="", least=1),
-    Measure(column="maps", title="Memory mappings", unit="", least=10),
+    Measure(column="threads", title="Threads", unit="", least=2),
+    Measure(column="fds", title="Open descriptors", unit="", least=4),
+    Measure(column="sockets", title="Sockets", unit="", least=4),
+    Measure(column="pipes", title="Pipes", unit="", least=4),
+    Measure(column="maps", title="Memory mappings", unit="", least=20),
     Measure(column="rss_bytes", title="Resident memory", unit="B", least=16 << 20),
     Measure(column="cpu_percent", title="Processor, % of one core", unit="%", least=25),
 )
@@ -166,7 +166,7 @@ def _proc_panels(
     frame = folder.frame("proc", "t_ns", "rank", *columns, "cpu_user_s", "cpu_system_s", "state")
     # a process that is ending has no memory and one thread left: its last breath is no measurement
     frame = frame[frame["rss_bytes"].ne(0).fillna(True) & ~frame["state"].isin(["Z", "X"])]
-    frame = _clocked(folder, zeros, frame)
+    frame = _working(folder, _clocked(folder, zeros, frame))
     if frame.empty:
         return [], []
     frame["cpu_s"] = frame["cpu_user_s"] + frame["cpu_system_s"]
@@ -222,6 +222,22 @@ def _panel(name: str, title: str, unit: str, lines: pd.DataFrame, windows: tuple
         windows=windows,
         summary=f"{title}: {'; '.join(parts)}.",
     )
+
+
+def _working(folder: RunFolder, frame: pd.DataFrame) -> pd.DataFrame:
+    """Samples without those of a rank that had reported its last and then exited well: how it takes itself apart is no finding."""
+    events = folder.frame("events", "t_ns", "rank").dropna()
+    last = events.groupby(["arm", "repeat", "rank"])["t_ns"].max()
+    well = {
+        (run["arm"], run["repeat"], member.get("rank"))
+        for run in folder.arm_runs
+        for member in run.get("ranks") or []
+        if member.get("exit_code") == 0
+    }
+    ends = {key: int(t_ns) for key, t_ns in last.items() if key in well}
+    keys = zip(frame["arm"], frame["repeat"], frame["rank"], strict=True)
+    until = pd.Series([None if pd.isna(key[2]) else ends.get(key) for key in keys], index=frame.index, dtype="Int64")
+    return frame[(frame["t_ns"] <= until).fillna(True)]
 
 
 def _clocked(folder: RunFolder, zeros: Mapping[tuple[str, int], int], frame: pd.DataFrame) -> pd.DataFrame:
@@ -285,15 +301,15 @@ def _slope(grid: np.ndarray, times: np.ndarray, values: np.ndarray) -> np.ndarra
 
 
 def _difference(lines: pd.DataFrame, measure: Measure) -> float:
-    """How far the arms lie apart, at their peak or their end, relative to the largest value; 0 where it is not worth a look.
+    """How far the arms lie apart, at their peaks or for half of their time, relative to the largest value; 0 is not worth a look.
 
-    With one arm alone its own change counts.
+    Their ends say nothing: there every process gives back what it held. With one arm alone its own change counts.
     """
-    ends = lines.groupby("arm")["mid"].agg(["first", "max", "last"])
+    ends = lines.groupby("arm")["mid"].agg(["first", "max", "median"])
     if len(ends) == 1:
         apart = float((ends["max"] - ends["first"]).iloc[0])
     else:
-        apart = max(float(np.ptp(ends["max"])), float(np.ptp(ends["last"])))
+        apart = max(float(np.ptp(ends["max"])), float(np.ptp(ends["median"])))
     largest = float(ends["max"].abs().max())
     share = apart / largest if largest else 0.0
-    return share if apart >= measure.least and share >= 0.1 else 0.0
+    return share if apart >= measure.least and share >= 0.15 else 0.0

@@ -5,8 +5,9 @@ Everything is computed here; `figures` only draws.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -29,20 +30,28 @@ QUIET = ("fault_begin", "fault_end")
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A stretch of a lane in seconds after the arm began. `kind` is collective, waiting, stall or start."""
+    """A stretch of a lane in seconds after the arm began. `kind` is collective, waiting, stall or start.
+
+    `waited` marks a collective that some dump found open, though its end is not known.
+    """
 
     begin_s: float
     end_s: float
     kind: str
     text: str
+    waited: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A moment of a lane: an event that the worker reported."""
+    """A moment of a lane: an event that the worker reported, `count` times without a visible gap.
+
+    `common` is how often all ranks of the arm run reported this kind.
+    """
 
     t_s: float
     text: str
+    common: int
     count: int = 1
 
 
@@ -101,16 +110,21 @@ def ended_badly(member: Mapping[str, Any]) -> bool:
 
 
 def last_dump(collectives: pd.DataFrame) -> pd.DataFrame:
-    """One row a collective of a rank, in the order of time, with `done`: whether it is known to have left the collective.
+    """One row a collective of a rank, in the order of time, from however many dumps a recorder took.
 
-    A recorder may have dumped several times; a completion that any dump saw counts, `retired` is what the last one says.
+    `done` says whether the last dump knows the rank to have left it; a completion that any dump saw counts. `waited` says
+    whether some dump found the rank inside: on gloo a collective that failed looks completed afterwards, so that counts.
     """
     key = ["arm", "repeat", "rank", "group", "kind", "seq", "op_id", "t_ns"]
     rows = collectives.dropna(subset=["t_ns"])
-    rows = rows.groupby(key, dropna=False, as_index=False, sort=False).last().sort_values("t_ns", kind="stable")
     retired = rows["retired"].astype("boolean").fillna(False).astype(bool)
     completed = rows["state"].astype("string").eq("completed").fillna(False).astype(bool)
-    return rows.assign(done=retired | completed | rows["t_completed_ns"].notna())
+    done = retired | completed | rows["t_completed_ns"].notna()
+    found = rows.assign(done=done, waited=~done).groupby(key, dropna=False, as_index=False, sort=False)
+    last = found.last()
+    waited = found["waited"].max()["waited"]
+    left = last["done"].astype(bool) | last["t_completed_ns"].notna()
+    return last.assign(done=left, waited=waited.astype(bool)).sort_values("t_ns", kind="stable")
 
 
 def _timeline(
@@ -166,31 +180,24 @@ def _lane(
     spans = _spans(collectives[collectives["rank"].eq(rank).fillna(False)], start, end_s, length_s)
     own = events[events["rank"].eq(rank).fillna(False)].sort_values("t_ns", kind="stable")
     moments = [(int(t) - start) / 1e9 for t in own["t_ns"]]
-    named = [
-        words.clip(name if isinstance(name, str) and name else kind, 32)
-        for kind, name in zip(own["kind"], own["name"], strict=True)
-    ]
-    marks = _marks(moments, named, length_s)
-    signs = sorted([span.begin_s for span in spans] + [span.end_s for span in spans] + moments)
-    stalls = [
-        stall
-        for stall in _stalls(signs, end_s, length_s)
-        if not any(span.begin_s <= stall.begin_s and span.end_s >= stall.end_s for span in spans)
-    ]
-    # a worker that reports what it does has begun when it says so first; the collectives before that are start-up too
-    begun = min(moments, default=signs[0] if signs else 0.0)
-    stalls = [stall for stall in stalls if stall.begin_s >= begun]
-    if signs and signs[0] > START_UP_SHARE * length_s:
-        stalls.insert(0, Span(begin_s=0.0, end_s=min(signs[0], end_s), kind="start", text="start-up"))
+    named = _names(own)
+    marks = _marks(moments, named, length_s, Counter(_names(events)))
+    silences = _silences(spans, moments, end_s, length_s, clean=not ended_badly(member))
     return Lane(
         name="command" if rank is None else f"rank {rank}",
         begin_s=0.0,
         end_s=end_s,
         ending="" if member.get("launched") else words.ending(member.get("exit_code"), member.get("signal"), late),
         bad=ended_badly(member),
-        spans=(*stalls, *spans),
+        spans=(*silences, *spans),
         marks=tuple(marks),
     )
+
+
+def _names(events: pd.DataFrame) -> list[str]:
+    """What each event is called in a picture: its name, else its kind."""
+    pairs = zip(events["kind"], events["name"], strict=True)
+    return [words.clip(name if isinstance(name, str) and name else kind, 32) for kind, name in pairs]
 
 
 def _spans(rows: pd.DataFrame, start: int, end_s: float, length_s: float) -> list[Span]:
@@ -205,38 +212,57 @@ def _spans(rows: pd.DataFrame, start: int, end_s: float, length_s: float) -> lis
         kind = "collective" if row.done else "waiting"
         number = "" if pd.isna(row.seq) else f" #{int(row.seq)}"
         text = f"{words.clip(row.op, 40)}{number}"
-        if spans and kind == "collective" and spans[-1].kind == kind and begin_s - spans[-1].end_s < least:
+        waited = row.done and row.waited and not known
+        near = bool(spans) and begin_s - spans[-1].end_s < least
+        if near and kind == "collective" and spans[-1].kind == kind and not (waited or spans[-1].waited):
             run_of += 1
             before = spans[-1]
             first = before.text.split(" to ")[0] if run_of > 1 else before.text
             spans[-1] = Span(begin_s=before.begin_s, end_s=max(before.end_s, finish_s), kind=kind, text=f"{first} to {text}")
             continue
         run_of = 0
-        spans.append(Span(begin_s=begin_s, end_s=max(finish_s, begin_s), kind=kind, text=text))
+        spans.append(Span(begin_s=begin_s, end_s=max(finish_s, begin_s), kind=kind, text=text, waited=waited))
     return spans
 
 
-def _marks(moments: list[float], names: list[str], length_s: float) -> list[Mark]:
+def _marks(moments: list[float], names: list[str], length_s: float, common: Mapping[str, int]) -> list[Mark]:
     marks: list[Mark] = []
     least = length_s / BARS * 2
     for t_s, name in zip(moments, names, strict=True):
         if marks and marks[-1].text == name and t_s - marks[-1].t_s < least * marks[-1].count:
-            marks[-1] = Mark(t_s=marks[-1].t_s, text=name, count=marks[-1].count + 1)
+            marks[-1] = replace(marks[-1], count=marks[-1].count + 1)
         else:
-            marks.append(Mark(t_s=t_s, text=name))
+            marks.append(Mark(t_s=t_s, text=name, common=common[name]))
     if len(marks) > MARKS:  # evenly thinned; the first and last of a kind say most
         keep = {round(i * (len(marks) - 1) / (MARKS - 1)) for i in range(MARKS)}
         marks = [mark for i, mark in enumerate(marks) if i in keep]
     return marks
 
 
-def _stalls(moments: list[float], end_s: float, length_s: float) -> list[Span]:
-    """Gaps between a rank's signs of life that are long for this arm. The time before the first sign is start-up, no stall."""
+def _silences(spans: list[Span], moments: list[float], end_s: float, length_s: float, *, clean: bool) -> list[Span]:
+    """The start-up of a rank, and the gaps between its signs of life that are long for this arm: waits and stalls.
+
+    A gap that begins at a collective which some dump found open is a wait in it. Other gaps are stalls, but for those before
+    a worker that reports what it does has said anything, and for the end of a process that exited well or had reported last.
+    """
+    signs = sorted([span.begin_s for span in spans] + [span.end_s for span in spans] + moments)
+    if not signs:
+        return []
+    found = []
+    if signs[0] > START_UP_SHARE * length_s:
+        found.append(Span(begin_s=0.0, end_s=min(signs[0], end_s), kind="start", text="start-up"))
+    begun = min(moments, default=signs[0])
+    entered = {span.end_s: span for span in spans if span.waited}
     least = max(STALL_S, STALL_SHARE * length_s)
-    gaps = pairwise([*moments, end_s])
-    return [
-        Span(begin_s=a, end_s=b, kind="stall", text=f"silent for {words.number(b - a, 's')}") for a, b in gaps if b - a >= least
-    ]
+    for a, b in pairwise([*signs, end_s]):
+        if b - a < least or any(span.begin_s <= a and span.end_s >= b for span in spans):
+            continue
+        last = b == end_s and (clean or a in moments)
+        if a in entered:
+            found.append(Span(begin_s=entered[a].begin_s, end_s=b, kind="waiting", text=entered[a].text))
+        elif a >= begun and not last:
+            found.append(Span(begin_s=a, end_s=b, kind="stall", text=f"silent for {words.number(b - a, 's')}"))
+    return found
 
 
 def _summary(arm: str, length_s: float, lanes: tuple[Lane, ...]) -> str:

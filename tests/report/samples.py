@@ -30,10 +30,10 @@ class Made:
         self.run: dict[str, Any] = {
             "schema": "dtprobe.run/1", "id": "20250615T150640Z-0badcafe", "scenario": scenario, "variant": "",
             "failure_mode": scenario, "state": "finished", "started_ns": START, "ended_ns": START + 31 * SECOND, "seed": 7,
-            "git": "made-up", "machine": {"cpus": 2, "memory_bytes": 24 << 30, "kernel": "6.1.0-made-up", "host": "sample"},
+            "git": {"commit": "0badcafe", "dirty": False}, "machine": {"cpus": 2, "memory_bytes": 24 << 30, "kernel": "6.1.0-made-up", "host": "sample"},
             "versions": {"dtprobe": "0.1.0", "python": "3.11.2", "torch": "2.13.0"}, "argv": ["/usr/bin/dtprobe", "run", scenario],
             "arms": {arm: {"program": "worker.py", "args": ["--mode", arm], "env": {}, "timeout_s": 20} for arm in ("control", "fault", "mitigated")},
-            "repeats": 3, "probes": [], "unavailable": {}, "injections": [], "arm_runs": [],
+            "repeats": 3, "probes": [], "unavailable": {}, "arm_runs": [],
             "scenario_text": {"title": f"A made-up sample of {scenario}", "claim": "The document claims this.", "source": "a made-up document, section 0",
                               "layer": "c10d", "certifies_not": "Nothing is certified by a made-up sample.", "no_cure_because": ""},
         } | run  # fmt: skip
@@ -61,9 +61,9 @@ class Made:
                     "cpu_s": wall / 3,
                 }
             )
-        made = {"arm": arm, "repeat": repeat, "traced": repeat == 2, "probed": arm != "bare", "started_ns": begin,
+        made = {"arm": arm, "repeat": repeat, "traced": repeat == 2, "probed": True, "started_ns": begin,
                 "ended_ns": begin + int(max(wall_s) * SECOND), "timed_out": False, "ranks": ranks,
-                "recorders": {"proc": {"cpu_s": 0.05, "stopped_s": 0.0, "problems": [], "files": []}}, "suspected": []} | more  # fmt: skip
+                "recorders": {"proc": {"cpu_s": 0.05, "stopped_s": 0.0, "problems": [], "files": []}}, "suspected": [], "injections": []} | more  # fmt: skip
         self.run["arm_runs"].append(made)
         return made
 
@@ -122,6 +122,9 @@ def leak(folder: Path) -> Path:
             wall = 6.0 + rng.random()
             run = made.arm_run(arm, repeat, at_s=at_s, wall_s=[wall, wall - 0.1], exits=[0, 0])
             at_s += wall + 0.3
+            if arm == "control" and repeat < 2:
+                made.arm_run(arm, repeat, at_s=at_s, wall_s=[1.0, 1.0], exits=[0, 3], probed=False, recorders={})
+                at_s += 1.3
             for rank in range(2):
                 for step in range(int(wall * 20)):
                     t = step / 20 + rng.random() * 0.01
@@ -300,6 +303,66 @@ def error(folder: Path) -> Path:
     return made.write()
 
 
+def injection(folder: Path) -> Path:
+    """A foreign command under two faults, one of which never fired; its ranks are a launcher's children."""
+    made = Made(
+        folder,
+        "inject",
+        failure_mode=None,
+        repeats=1,
+        argv=["/usr/bin/dtprobe", "inject", "collective:delay,rank=1,nth=3,seconds=1", "--", "torchrun", "train.py"],
+    )
+    made.run["arms"] = {"fault": {"program": "torchrun", "args": ["train.py"], "env": {}, "timeout_s": 60}}
+    made.run["state"] = "unfinished"  # the report is written before the folder is marked as finished
+    run = made.arm_run("fault", 0, at_s=0, wall_s=[9.0], exits=[1])
+    run["ranks"][0]["rank"] = None
+    begin = run["started_ns"]
+    firing = {
+        "t_ns": begin + 4 * SECOND,
+        "rank": 1,
+        "call": "all_reduce",
+        "nth": 3,
+        "ended_ns": begin + 5 * SECOND,
+        "detail": None,
+    }
+    killed = {
+        "t_ns": begin + 7 * SECOND,
+        "rank": 0,
+        "call": None,
+        "nth": None,
+        "ended_ns": None,
+        "detail": "SIGKILL to pid 4000",
+    }
+    run["injections"] = [
+        {"fault": "collective:delay,rank=1,nth=3,seconds=1", "fired": [firing]},
+        {"fault": "process:kill,rank=0,after_s=7", "fired": [killed]},
+        {"fault": "collective:skip,rank=1,nth=900", "fired": []},
+    ]
+    for rank in range(2):
+        for seq in range(1, 8):
+            made.row(
+                "collectives",
+                run,
+                rank,
+                2.0 + seq * 0.5,
+                "fr-0.json",
+                kind="collective",
+                group="0",
+                group_desc="undefined",
+                op="all_reduce",
+                seq=seq,
+                op_id=seq,
+                retired=True,
+            )
+    made.run["scenario_text"] |= {"title": "faults injected into a command", "claim": "", "source": ""}
+    assert made.verdict is not None
+    made.verdict = {
+        "schema": "dtprobe.injection/1", "scenario": "inject", "failure_mode": None, "verdict": "not-fired", "mitigation": "none", "expected": None,
+        "as_expected": False, "exit_code": 1, "metrics": {}, "because": "the command ended with exit code 1; never fired: collective:skip", "overhead": {}, "torch": "2.13.0",
+    }  # fmt: skip
+    return made.write()
+
+
 def unfinished(folder: Path) -> Path:
     """A run whose harness was killed in the second arm: no verdict, no frames, no end."""
     made = Made(folder, "gloo-thread-leak", state="unfinished", ended_ns=None)
@@ -391,6 +454,7 @@ SAMPLES: dict[str, Callable[[Path], Path]] = {
     "unsupported": unsupported,
     "inconclusive": inconclusive,
     "error": error,
+    "injection": injection,
     "unfinished": unfinished,
     "hostile": hostile,
 }

@@ -13,7 +13,7 @@ import pytest
 
 from dtprobe import report
 
-pytestmark = pytest.mark.needs("chromium")
+pytestmark = [pytest.mark.needs("chromium"), pytest.mark.xdist_group("browser")]
 
 FLAGS = (
     "--headless",
@@ -53,7 +53,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, samples: ModuleType) -> dict
     folder = tmp_path_factory.mktemp("reports")
     return {
         name: report.write(samples.SAMPLES[name](folder / name)).as_uri()
-        for name in ("leak", "skipped", "hostile", "unfinished")
+        for name in ("leak", "skipped", "hostile", "injection", "unfinished")
     }
 
 
@@ -66,13 +66,13 @@ def _show(browser: Any, address: str, *, width: int = 1200, scheme: str = "light
 
 
 @pytest.mark.parametrize("width", [320, 360, 768, 1200])
-@pytest.mark.parametrize("name", ["leak", "skipped", "hostile", "unfinished"])
+@pytest.mark.parametrize("name", ["leak", "skipped", "hostile", "injection", "unfinished"])
 def test_nothing_scrolls_sideways(browser: Any, pages: dict[str, str], name: str, width: int) -> None:
     _show(browser, pages[name], width=width)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("name", ["leak", "skipped", "hostile", "unfinished"])
+@pytest.mark.parametrize("name", ["leak", "skipped", "hostile", "injection", "unfinished"])
 def test_the_console_is_silent_and_nothing_is_fetched(browser: Any, pages: dict[str, str], name: str) -> None:
     for kind in ("browser", "performance"):
         browser.get_log(kind)

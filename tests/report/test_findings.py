@@ -26,7 +26,7 @@ def test_ranks_that_always_ended_alike_share_a_row(tmp_path: Path, samples: Modu
 
 def test_the_rank_that_never_entered_is_named_with_who_waits(tmp_path: Path, samples: ModuleType) -> None:
     fault, _mitigated = findings.partings(load(samples.skipped(tmp_path)))
-    assert fault.sentence == "In group default_pg, rank 1 never entered all_reduce #5; ranks 0, 2, 3 wait there."
+    assert fault.sentence == "In group default_pg, rank 1 never entered all_reduce #5; ranks 0, 2, 3 waited there."
     behind = {row.rank: (row.entered, row.state, row.behind) for row in fault.rows}
     assert behind[1] == ("all_reduce #4", "done", 1)
     assert behind[0] == ("all_reduce #5", "waiting", 0)
@@ -41,7 +41,7 @@ def test_the_rank_that_never_entered_is_named_with_who_waits(tmp_path: Path, sam
             False,
             "In group 0 the ranks met with different operations: all_reduce #1 and broadcast #1.",
         ),
-        (("all_reduce", "all_reduce"), False, "In group 0 every rank entered all_reduce #1, and ranks 0, 1 never left it."),
+        (("all_reduce", "all_reduce"), False, "In group 0 every rank entered all_reduce #1, and ranks 0, 1 waited in it."),
     ],
 )
 def test_a_mismatch_and_a_symmetric_hang_are_told_apart(
@@ -53,6 +53,66 @@ def test_a_mismatch_and_a_symmetric_hang_are_told_apart(
         made.row("collectives", run, rank, 2.0, "fr.json", kind="collective", group="0", op=op, seq=1, op_id=1, retired=retired)
     (parting,) = findings.partings(load(made.write()))
     assert parting.sentence == told
+
+
+def test_a_hang_is_told_as_it_was_when_suspected_whatever_the_last_dump_says(tmp_path: Path, samples: ModuleType) -> None:
+    made = samples.Made(tmp_path, "late")
+    run = made.arm_run("fault", 2, at_s=0, wall_s=[12.0] * 3, exits=[1, 1, 1])
+    run["suspected"] = [{"t_ns": run["started_ns"] + 5 * samples.SECOND, "reason": "open for 3 s"}]
+    for dump in range(2):
+        for rank in range(3):
+            for seq, at_s in ((1, 1.0), (2, 9.0 if rank == 1 else 2.0)):
+                if dump == 1 or at_s < 5:
+                    made.row(
+                        "collectives", run, rank, at_s, f"fr-{dump}.json", kind="collective", group="7", group_desc="undefined", op="all_reduce",
+                        seq=seq, op_id=seq, state="scheduled", retired=dump == 1 or seq == 1,
+                    )  # fmt: skip
+    (parting,) = findings.partings(load(made.write()))
+    assert (
+        parting.sentence
+        == "In group 7, rank 1 came to all_reduce #2 only 4 s after the hang was suspected; ranks 0, 2 waited there."
+    )
+    assert [(row.entered, row.state) for row in parting.rows] == [
+        ("all_reduce #2", "waiting"),
+        ("all_reduce #1", "done"),
+        ("all_reduce #2", "waiting"),
+    ]
+
+
+def test_in_a_healthy_run_a_rank_recorded_earlier_than_another_is_no_finding(tmp_path: Path, samples: ModuleType) -> None:
+    made = samples.Made(tmp_path, "healthy")
+    run = made.arm_run("control", 2, at_s=0, wall_s=[4.0, 4.0], exits=[0, 0])
+    run["suspected"] = [{"t_ns": run["started_ns"] + samples.SECOND, "reason": "slow machine"}]
+    for rank in range(2):
+        for seq in range(1, 10 - rank):
+            made.row(
+                "collectives",
+                run,
+                rank,
+                seq / 10,
+                "fr.json",
+                kind="collective",
+                group="0",
+                op="all_reduce",
+                seq=seq,
+                op_id=seq,
+                retired=True,
+            )
+    assert findings.partings(load(made.write())) == ()
+
+
+def test_an_injection_that_never_fired_is_said(tmp_path: Path, samples: ModuleType) -> None:
+    rows = [(row.fault, row.count, row.where) for row in findings.injected(load(samples.injection(tmp_path)))]
+    assert rows == [
+        ("collective:delay,rank=1,nth=3,seconds=1", 1, "rank 1, all_reduce #3, after 4 s"),
+        ("process:kill,rank=0,after_s=7", 1, "rank 0, after 7 s, SIGKILL to pid 4000"),
+        ("collective:skip,rank=1,nth=900", 0, ""),
+    ]
+
+
+def test_bare_runs_are_no_part_of_the_control_arm(tmp_path: Path, samples: ModuleType) -> None:
+    rows = [(row.arm, row.who, row.ending, row.of) for row in findings.outcomes(load(samples.leak(tmp_path)))]
+    assert rows == [(arm, "ranks 0, 1", "exit 0", 3) for arm in ("control", "fault", "mitigated")]
 
 
 def test_ranks_that_came_equally_far_and_finished_are_no_finding(tmp_path: Path, samples: ModuleType) -> None:

@@ -73,15 +73,71 @@ def test_the_fault_is_in_place_between_its_events_or_to_the_end(tmp_path: Path, 
     assert [(window.text, window.begin_s, window.end_s) for window in windows] == [("stop", 2.0, 5.0), ("fault", 6.0, 8.0)]
 
 
-def test_injections_of_the_run_are_windows_too(tmp_path: Path, samples: ModuleType) -> None:
-    made = samples.Made(tmp_path, "window")
-    run = made.arm_run("fault", 2, at_s=0, wall_s=[8.0], exits=[0])
-    begin = run["started_ns"] + 3 * samples.SECOND
-    made.run["injections"] = [
-        {"arm": "fault", "repeat": 2, "fault": "process:stop,rank=1", "begin_ns": begin, "end_ns": begin + samples.SECOND},
-        {"arm": "fault", "repeat": 1, "fault": "another repeat", "begin_ns": begin},
-        {"arm": "control", "repeat": 2, "fault": "an arm that did not run", "begin_ns": begin},
-        "noise",
+def test_injections_that_fired_are_spans_or_moments(tmp_path: Path, samples: ModuleType) -> None:
+    windows = fault_windows(load(samples.injection(tmp_path)))
+    assert [(window.text, window.begin_s, window.end_s) for window in windows] == [
+        ("collective:delay,rank=1,nth=3,seconds=1", 4.0, 5.0),
+        ("process:kill,rank=0,after_s=7", 7.0, 7.0),
     ]
-    (window,) = fault_windows(load(made.write()))
-    assert (window.arm, window.text, window.begin_s, window.end_s) == ("fault", "process:stop,rank=1", 3.0, 4.0)
+
+
+def test_repeats_are_laid_over_each_other_where_their_work_begins(tmp_path: Path, samples: ModuleType) -> None:
+    made = samples.Made(tmp_path, "late")
+    for repeat, start_up_s in enumerate((2.0, 5.0, 9.0)):
+        run = made.arm_run("fault", repeat, at_s=repeat * 30, wall_s=[start_up_s + 4], exits=[1])
+        made.row("events", run, 0, start_up_s, "events.jsonl", kind="ready")
+        if repeat == 2:
+            made.row("events", run, 0, start_up_s + 1, "events.jsonl", kind="fault_begin")
+        for step in range(int(20 * (start_up_s + 4))):
+            leaked = max(0, step - 20 * (start_up_s + 2)) > 0
+            made.row("proc", run, 0, step / 20, "proc.jsonl", kind="sample", threads=50 if leaked else 5)
+    found = growth(load(made.write()))
+    panel = next(panel for panel in found.panels if panel.name == "threads")
+    assert found.aligned
+    assert set(panel.lines["low"]) == set(panel.lines["mid"]) == set(panel.lines["high"]) == {5.0, 50.0}
+    assert panel.lines["t_s"].min() >= -0.15 * 4
+    (window,) = panel.windows
+    assert (window.begin_s, window.end_s) == (1.0, 4.0)
+
+
+def test_how_a_rank_takes_itself_apart_is_not_drawn(tmp_path: Path, samples: ModuleType) -> None:
+    made = samples.Made(tmp_path, "end")
+    for arm in ("control", "fault"):
+        run = made.arm_run(arm, 0, at_s=0, wall_s=[6.0], exits=[0])
+        for at_s in (0.0, 3.0):
+            made.row("events", run, 0, at_s, "events.jsonl", kind="step")
+        for step in range(120):
+            ending = step / 20 > 3
+            made.row(
+                "proc",
+                run,
+                0,
+                step / 20,
+                "proc.jsonl",
+                kind="sample",
+                threads=30 if arm == "fault" and not ending else 1 if ending else 10,
+            )
+        made.row("proc", run, 0, 6.0, "proc.jsonl", kind="sample", threads=1, rss_bytes=0)
+    panel = next(panel for panel in growth(load(made.write())).panels if panel.name == "threads")
+    assert panel.last == {"control": 10.0, "fault": 30.0}
+
+
+def test_arms_that_differ_only_by_noise_give_no_panel(tmp_path: Path, samples: ModuleType) -> None:
+    made = samples.Made(tmp_path, "noise")
+    for arm in ("control", "fault"):
+        run = made.arm_run(arm, 0, at_s=0, wall_s=[3.0], exits=[0])
+        for step in range(60):
+            made.row(
+                "proc",
+                run,
+                0,
+                step / 20,
+                "proc.jsonl",
+                kind="sample",
+                threads=5 + (arm == "fault"),
+                fds=20 + 2 * (arm == "fault"),
+                maps=400,
+            )
+    found = growth(load(made.write()))
+    assert found.panels == ()
+    assert found.unchanged == ("threads", "open descriptors", "memory mappings")

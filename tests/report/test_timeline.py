@@ -12,9 +12,13 @@ from dtprobe.report.timeline import BARS, LANES, timelines
 def test_ranks_that_never_left_a_collective_wait_to_their_end(tmp_path: Path, samples: ModuleType) -> None:
     fault, mitigated, control = timelines(load(samples.skipped(tmp_path)))
     assert [fault.arm, mitigated.arm, control.arm] == ["fault", "mitigated", "control"]
-    waiting = {lane.rank: [span for span in lane.spans if span.kind == "waiting"] for lane in fault.lanes}
-    assert {rank: len(spans) for rank, spans in waiting.items()} == {0: 1, 1: 0, 2: 1, 3: 1}
-    assert (waiting[0][0].text, round(waiting[0][0].begin_s, 3), waiting[0][0].end_s) == ("all_reduce #5", 3.0, 9.1)
+    waiting = {lane.name: [span for span in lane.spans if span.kind == "waiting"] for lane in fault.lanes}
+    assert {rank: len(spans) for rank, spans in waiting.items()} == {"rank 0": 1, "rank 1": 0, "rank 2": 1, "rank 3": 1}
+    assert (waiting["rank 0"][0].text, round(waiting["rank 0"][0].begin_s, 3), waiting["rank 0"][0].end_s) == (
+        "all_reduce #5",
+        3.0,
+        9.1,
+    )
     assert "rank 0: exit 1, waited in all_reduce #5 for 6.1 s" in fault.summary
     assert not [span for lane in control.lanes for span in lane.spans if span.kind in ("waiting", "stall")]
     assert fault.suspected_s == (5.2,)
@@ -76,8 +80,74 @@ def test_of_more_ranks_than_fit_those_that_ended_badly_are_kept(tmp_path: Path, 
     (timeline,) = timelines(load(made.write()))
     assert len(timeline.lanes) == LANES
     assert timeline.left_out == 64 - LANES
-    assert (timeline.lanes[-1].rank, timeline.lanes[-1].ending, timeline.lanes[-1].bad) == (61, "killed by SIGKILL", True)
+    assert (timeline.lanes[-1].name, timeline.lanes[-1].ending, timeline.lanes[-1].bad) == (
+        "rank 61",
+        "killed by SIGKILL",
+        True,
+    )
 
 
 def test_an_arm_run_that_has_no_end_and_left_nothing_has_no_timeline(tmp_path: Path, samples: ModuleType) -> None:
     assert [timeline.arm for timeline in timelines(load(samples.unfinished(tmp_path)))] == ["control"]
+
+
+def test_a_failed_wait_that_an_early_dump_saw_is_a_wait_up_to_the_next_sign_of_life(
+    tmp_path: Path, samples: ModuleType
+) -> None:
+    made = samples.Made(tmp_path, "gloo")
+    run = made.arm_run("fault", 2, at_s=0, wall_s=[12.0], exits=[1])
+    for dump, seqs in ((0, (1, 2)), (1, (1, 2))):
+        for seq in seqs:
+            made.row(
+                "collectives", run, 0, 2.0 + seq, f"fr-{dump}.json", kind="collective", group="0", op="all_reduce", seq=seq, op_id=seq,
+                state="scheduled", retired=dump == 1 or seq == 1,
+            )  # fmt: skip
+    made.row("events", run, 0, 9.0, "events.jsonl", kind="error")
+    ((lane,),) = [timeline.lanes for timeline in timelines(load(made.write()))]
+    assert [(span.begin_s, span.end_s, span.text) for span in lane.spans if span.kind == "waiting"] == [
+        (4.0, 9.0, "all_reduce #2")
+    ]
+    assert not [span for span in lane.spans if span.kind == "stall"]
+
+
+def test_the_silence_before_a_clean_exit_is_no_stall_but_before_a_kill_it_is(tmp_path: Path, samples: ModuleType) -> None:
+    made = samples.Made(tmp_path, "tail")
+    run = made.arm_run("fault", 2, at_s=0, wall_s=[12.0] * 3, exits=[0, 1, None])
+    for rank in range(3):
+        made.row(
+            "collectives",
+            run,
+            rank,
+            1.5,
+            "fr.json",
+            kind="collective",
+            group="0",
+            op="all_reduce",
+            seq=1,
+            op_id=1,
+            retired=True,
+        )
+    made.row("events", run, 1, 2.0, "events.jsonl", kind="error")
+    (timeline,) = timelines(load(made.write()))
+    assert {lane.name: [span.text for span in lane.spans if span.kind == "stall"] for lane in timeline.lanes} == {
+        "rank 0": [],
+        "rank 1": [],
+        "rank 2": ["silent for 10.5 s"],
+    }
+
+
+def test_a_launchers_ranks_are_drawn_from_what_they_left(tmp_path: Path, samples: ModuleType) -> None:
+    (timeline,) = timelines(load(samples.injection(tmp_path)))
+    assert [(lane.name, lane.ending) for lane in timeline.lanes] == [("command", "exit 1"), ("rank 0", ""), ("rank 1", "")]
+    assert "rank 1: end not recorded" in timeline.summary
+
+
+def test_rare_events_are_marked_as_such(tmp_path: Path, samples: ModuleType) -> None:
+    made = samples.Made(tmp_path, "rare")
+    run = made.arm_run("fault", 2, at_s=0, wall_s=[10.0, 10.0], exits=[0, 0])
+    for rank in range(2):
+        for step in range(100):
+            made.row("events", run, rank, 1 + step / 20, "events.jsonl", kind="step")
+    made.row("events", run, 1, 3.0, "events.jsonl", kind="skipped")
+    (timeline,) = timelines(load(made.write()))
+    assert {(mark.text, mark.common) for lane in timeline.lanes for mark in lane.marks} == {("step", 200), ("skipped", 1)}

@@ -19,7 +19,9 @@ def _events(folder: Path) -> list[dict[str, Any]]:
     return document["traceEvents"]
 
 
-@pytest.mark.parametrize("name", ["leak", "skipped", "unsupported", "inconclusive", "error", "unfinished", "hostile"])
+@pytest.mark.parametrize(
+    "name", ["leak", "skipped", "unsupported", "inconclusive", "error", "injection", "unfinished", "hostile"]
+)
 def test_every_event_has_what_its_phase_needs(tmp_path: Path, samples: ModuleType, name: str) -> None:
     for event in _events(samples.SAMPLES[name](tmp_path)):
         assert {"ph", "pid", "tid", "name"} <= set(event), event
@@ -81,6 +83,27 @@ def test_system_calls_counters_and_spans_of_the_worker_are_in_it(tmp_path: Path,
     assert (found["ncclKernel"]["ts"], found["ncclKernel"]["dur"]) == (1e6, 1e6)
     threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert {"system calls of thread 77", "GPU stream 7", "reported by the worker"} <= threads
+
+
+def test_faults_that_fired_are_on_the_life_of_the_first_process_and_a_launchers_ranks_have_their_own(
+    tmp_path: Path, samples: ModuleType
+) -> None:
+    events = _events(samples.injection(tmp_path))
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert sorted(names.values()) == ["fault/0 command", "fault/0 rank 0", "fault/0 rank 1"]
+    faults = [
+        (names[event["pid"]], event["ph"], event["ts"], event.get("dur")) for event in events if event.get("cat") == "fault"
+    ]
+    assert faults == [("fault/0 command", "X", 4e6, 1e6), ("fault/0 command", "i", 7e6, None)]
+
+
+def test_a_counter_is_written_when_it_changes(tmp_path: Path, samples: ModuleType) -> None:
+    made = samples.Made(tmp_path, "steady")
+    run = made.arm_run("fault", 2, at_s=0, wall_s=[5.0], exits=[0])
+    for step in range(100):
+        made.row("proc", run, 0, step / 20, "proc.jsonl", kind="sample", threads=5 if step < 60 else 6)
+    counters = [(event["ts"], event["args"]["threads"]) for event in _events(made.write()) if event["ph"] == "C"]
+    assert counters == [(0, 5), (3e6, 6)]
 
 
 def test_of_too_many_calls_the_longest_and_the_failed_are_kept(

@@ -13,8 +13,9 @@ import pytest
 
 from dtprobe import report
 from dtprobe.errors import DtprobeError
+from dtprobe.report import page
 
-ALL = ["leak", "skipped", "unsupported", "inconclusive", "error", "unfinished", "hostile"]
+ALL = ["leak", "skipped", "unsupported", "inconclusive", "error", "injection", "unfinished", "hostile"]
 
 
 class _Seen(HTMLParser):
@@ -49,11 +50,11 @@ def test_every_kind_of_run_gives_three_files_that_need_nothing_from_outside(
     tmp_path: Path, samples: ModuleType, name: str
 ) -> None:
     folder = samples.SAMPLES[name](tmp_path)
-    page = report.write(folder)
-    assert page == folder / "report.html"
+    written = report.write(folder)
+    assert written == folder / "report.html"
     assert (folder / "report.md").stat().st_size > 500
     json.loads((folder / "trace.json").read_text(encoding="utf-8"))
-    text = page.read_text(encoding="utf-8")
+    text = written.read_text(encoding="utf-8")
     assert len(text) < 600_000
     seen = _seen(text)
     assert not {"script", "iframe", "img", "object", "embed", "form", "base"} & set(seen.tags)
@@ -95,6 +96,15 @@ def test_every_kind_of_run_gives_three_files_that_need_nothing_from_outside(
         ("unsupported", ["Unsupported here", "needs an HCA", "expected reproduced", "Nothing was recorded"]),
         ("inconclusive", ["Inconclusive", "The port belongs to somebody else.", "killed by SIGKILL"]),
         ("error", ["Error", "the judge raised KeyError", "Not run: the fault and mitigated arms"]),
+        (
+            "injection",
+            [
+                "Not fired",
+                "SIGKILL to pid 4000",
+                "never</span>",
+                "dtprobe inject --replay 20250615T150640Z-0badcafe -- torchrun train.py",
+            ],
+        ),
         ("unfinished", ["No verdict", "This run is unfinished", "No frames were made", "end unknown"]),
     ],
 )
@@ -104,13 +114,34 @@ def test_the_page_says_what_the_run_says(tmp_path: Path, samples: ModuleType, na
     assert [word for word in words if word not in text] == []
 
 
+def test_a_run_with_a_verdict_and_an_end_is_not_called_unfinished(tmp_path: Path, samples: ModuleType) -> None:
+    text = report.write(samples.injection(tmp_path)).read_text(encoding="utf-8")
+    assert "unfinished" not in text
+    assert "make scenario" not in text
+
+
+@pytest.mark.parametrize(
+    ("documented", "unit", "values"),
+    [
+        ("+44 (3 to 47)", "threads", (44.0,)),
+        ("127 to 1,842", "", (127.0, 1842.0)),
+        ("22.1 Gbit/s", "Gbit/s", (22.1,)),
+        ("22.1 Gbit/s", "MiB/s", ()),
+        ("a lot", "", ()),
+        ("", "s", ()),
+    ],
+)
+def test_only_figures_on_the_scale_of_ours_are_drawn_beside_them(documented: str, unit: str, values: tuple[float, ...]) -> None:
+    assert page.figures_of(documented, unit) == values
+
+
 def test_the_markdown_says_the_same(tmp_path: Path, samples: ModuleType) -> None:
     folder = samples.skipped(tmp_path)
     report.write(folder)
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert text.startswith("# Reproduced: A made-up sample of collective-skipped\n")
-    assert "| hang time | 0 s (0 s, n=3) | 5.02 s (5.01 to 5.04 s, n=3) | 1 s (1 to 1.01 s, n=3) | nothing |" in text
-    assert "rank 1 never entered all\\_reduce \\#5; ranks 0, 2, 3 wait there." in text
+    assert "| hang time (range) | 0 s | 5.02 s (5.01 to 5.04 s, n=3) | 1 s (1 to 1.01 s, n=3) | nothing |" in text
+    assert "rank 1 never entered all\\_reduce \\#5; ranks 0, 2, 3 waited there." in text
     assert "`dtprobe run collective-skipped --seed 7`" in text
 
 

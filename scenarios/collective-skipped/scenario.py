@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dtprobe import Arm, Metric, Mitigation, Scenario, Verdict, VerdictKind, flight_recorder, proc, pyspy
@@ -134,38 +135,40 @@ def judge_shifted(evidence: Evidence) -> Verdict:
     )
 
 
-def named_by_recorder(collectives: pd.DataFrame) -> tuple[int, ...]:
-    """Ranks that are behind an open collective of the default group, in the first dump of each rank of one arm run.
+def named_by_recorder(collectives: pd.DataFrame, moments: Sequence[int]) -> tuple[int, ...]:
+    """Ranks that had not entered the default group's newest collective at the last of the moments (ns) at which some had not.
 
-    Later dumps mislead: on gloo a failed operation looks completed, and the missing rank may have come back to the next one.
+    When an operation was created is in every dump, also in those after the timeout; its state is not to be believed there, since
+    on gloo a failed operation looks completed.
     """
     own = collectives[(collectives["group_desc"] == "default_pg") & (collectives["kind"] == "collective")]
-    if own.empty:
-        return ()
-    own = own.assign(number=own["source"].str.extract(r"fr-(\d+)", expand=False).astype("Int64").fillna(0))
-    own = own[own["number"] == own.groupby("rank")["number"].transform("min")]
-    if not (~own["retired"].astype(bool)).any():
-        return ()
-    last = own.groupby("rank")["seq"].max()
-    return tuple(int(rank) for rank in last.index[last < last.max()])
+    for moment in sorted(moments, reverse=True):
+        last = own[own["t_ns"] <= moment].groupby("rank")["seq"].max()
+        if behind := tuple(int(rank) for rank in last.index[last < last.max()]):
+            return behind
+    return ()
 
 
 def named_by_stacks(stacks: pd.DataFrame) -> tuple[int, ...]:
-    """Ranks whose main thread is in no collective while that of others is, in the first stacks of one arm run."""
+    """Ranks whose main thread is in no collective while that of others is, in the last stacks that show it of one arm run."""
     own = stacks[stacks["thread_name"] == "MainThread"]
     own = own.assign(number=own["source"].str.extract(r"pyspy-(\d+)", expand=False).astype("Int64").fillna(0))
-    own = own[own["number"] == own["number"].min()]
-    inside = own["frames"].str.contains("distributed_c10d.py", regex=False).fillna(False)
-    if not inside.any():
-        return ()
-    return tuple(sorted({int(rank) for rank in own.loc[~inside, "rank"]}))
+    for _, taken in sorted(own.groupby("number"), reverse=True, key=lambda one: one[0]):
+        inside = taken["frames"].str.contains("distributed_c10d.py", regex=False).fillna(False).astype(bool)
+        if inside.any() and not inside.all():
+            return tuple(sorted({int(rank) for rank in taken.loc[~inside, "rank"]}))
+    return ()
 
 
 def _names(evidence: Evidence, arm: str, repeat: int) -> dict[str, tuple[int, ...]]:
-    collectives, stacks = (
-        frame[frame["repeat"] == repeat] for frame in (evidence.frame("collectives", arm), evidence.frame("stacks", arm))
-    )
-    return {"recorder": named_by_recorder(collectives), "stacks": named_by_stacks(stacks)}
+    def own(frame: pd.DataFrame) -> pd.DataFrame:
+        return frame[(frame["arm"] == arm) & (frame["repeat"] == repeat)]
+
+    moments = [int(t_ns) for t_ns in own(evidence.suspicions)["t_ns"]]
+    return {
+        "recorder": named_by_recorder(own(evidence.frame("collectives")), moments),
+        "stacks": named_by_stacks(own(evidence.frame("stacks"))),
+    }
 
 
 def _runs(evidence: Evidence, arm: str) -> list[int]:
@@ -200,6 +203,7 @@ def _metrics(
         how: {
             arm: (sum(found[how] == (SKIPS,) or (arm == "control" and found[how] != ()) for found in some.values()), len(some))
             for arm, some in names.items()
+            if arm != "mitigated"  # there nobody hangs
         }
         for how in ("recorder", "stacks")
     }
@@ -211,8 +215,9 @@ def _metrics(
         for repeat, own in some.groupby("repeat"):
             told = evidence.suspicions[(evidence.suspicions["arm"] == arm) & (evidence.suspicions["repeat"] == repeat)]
             came = (own["t_ns"].astype(float) - own["waited_s"].astype(float) * 1e9).max()
-            if len(told):
-                waits.append((float(told["t_ns"].min()) - came) / 1e9)
+            later = told.loc[told["t_ns"].astype(float) >= came, "t_ns"]
+            if len(later):
+                waits.append((float(later.min()) - came) / 1e9)
         if waits:
             to_name[arm] = measured(waits)
     return {

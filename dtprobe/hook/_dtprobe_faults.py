@@ -55,3 +55,18 @@ def said(hook, kind: str, index: int) -> list[dict]:
     except FileNotFoundError:
         return []
     return [line for line in lines if line["kind"] == kind and line["index"] == index]
+
+
+def placed(value: str | dict, rank: int, world_size: int) -> str:
+    """A value as it is, or one that depends on where the rank is: `{"of": "rank" | "other_rank" | ...}`."""
+    if isinstance(value, str):
+        return value
+    world_size = max(world_size, 1)
+    other = (rank + 1) % world_size if world_size > 1 else rank + 1
+    return str({"rank": rank, "other_rank": other, "world_size": world_size, "other_size": world_size + 1}[value["of"]])
+
+
+def world_size_of(hook) -> int:
+    """How many ranks there are, as the launcher tells; 1 where it does not."""
+    names = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    return next((int(hook.environ[name]) for name in names if hook.environ.get(name, "").isdigit()), 1)

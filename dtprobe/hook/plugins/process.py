@@ -21,9 +21,19 @@ def install(hook) -> None:
         "started_ns": time.time_ns(),
     }
     path = f"{hook.folder}/process.json"
-    if os.path.exists(path):  # noqa: PTH110  a restarted rank
+    if _pid_in(path) not in (None, os.getpid()):  # a restarted rank; a fault may start the same process once more
         number = sum(name.startswith("process-") for name in os.listdir(hook.folder))  # noqa: PTH208
         os.replace(path, f"{hook.folder}/process-{number}.json")  # noqa: PTH105
     with open(f"{hook.folder}/.process.json", "w", encoding="utf-8") as file:  # noqa: PTH123
         json.dump(said, file)
     os.replace(f"{hook.folder}/.process.json", path)  # noqa: PTH105
+
+
+def _pid_in(path: str) -> int | None:
+    import json
+
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+            return json.load(file)["pid"]
+    except FileNotFoundError:
+        return None

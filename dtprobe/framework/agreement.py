@@ -6,6 +6,7 @@ no rank is special, and nothing but the store is needed: it works before, betwee
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections import Counter
@@ -38,8 +39,13 @@ Said = Mapping[str, Any]
 """What a rank says: plain JSON."""
 
 Judge = Callable[[Mapping[int, list[Said]]], Said]
-"""From what each rank said (a list: two processes may claim one rank) to the verdict that every rank receives."""
+"""From what each rank said (a list: two processes may claim one rank) to the verdict that every rank receives.
 
+A verdict with the key `wrong` says that ranks contradict each other, and how.
+"""
+
+
+_LINGER_S = 1.0
 
 BOARD = "dtprobe.board"
 """Store prefix under which each rank writes where it was last seen, shared by all agreements of a job."""
@@ -85,6 +91,8 @@ class Agreement:
             try:
                 self._open.set(f"{self._board}/{self._rank}", what)
                 answer = self._exchange(key, said, judge, early, timeout_s)
+                if "wrong" in answer.get("verdict", {"wrong": ""}):
+                    self._linger(key)
             except dist.DistError as error:
                 raise self._lost(what, error) from None
             self._done += 1
@@ -119,9 +127,10 @@ class Agreement:
 
     def _exchange(self, key: str, said: Said, judge: Judge, early: Judge | None, timeout_s: float) -> dict[str, Any]:
         self._open.append(f"{key}/said", json.dumps([self._rank, said]) + "\n")
+        arrived = self._open.add(f"{key}/arrived", 1)
         if early is not None and (verdict := early(self._heard(key))):
             return self._decide(key, {"verdict": verdict})
-        if self._open.add(f"{key}/arrived", 1) == len(self._members):
+        if arrived == len(self._members):
             verdict = judge(self._heard(key))
             if self._done:  # whoever is here has left the previous one, so nobody reads its keys any more
                 for part in ("said", "arrived", "verdict"):
@@ -134,6 +143,14 @@ class Agreement:
             missing = [rank for rank in self._members if rank not in heard]
             return self._decide(key, {"missing": missing, "timeout_s": timeout_s, "seen": self._seen(missing)})
         return json.loads(self._open.get(f"{key}/verdict"))
+
+    def _linger(self, key: str) -> None:
+        """An error ends programs, and rank 0's program takes the store along: it stays until the others have read why."""
+        if self._open.add(f"{key}/read", 1) >= self._open.add(f"{key}/arrived", 0):
+            self._open.set(f"{key}/all-read", "")
+        if self._rank == 0:
+            with contextlib.suppress(dist.DistStoreError):  # it has waited long enough
+                self._open.wait([f"{key}/all-read"], timedelta(seconds=_LINGER_S))
 
     def _heard(self, key: str) -> dict[int, list[Said]]:
         heard: dict[int, list[Said]] = {}

@@ -104,7 +104,7 @@ class CheckedGroup(ForwardingGroup):
         verdict = self._agreement.reach(said, self._judge, self._timeout_s, what=what)
         if verdict:
             raise CollectiveMismatch(
-                f"collective {self._agreement.done - 1} of group {self._label!r}: {verdict['message']}",
+                f"collective {self._agreement.done - 1} of group {self._label!r}: {verdict['wrong']}",
                 _REMEDY,
                 ranks=verdict["ranks"],
                 decided=verdict["decided"],
@@ -117,7 +117,7 @@ class CheckedGroup(ForwardingGroup):
     def _judge(self, heard: Mapping[int, list[Said]]) -> Said:
         twice = [rank for rank, said in heard.items() if len(said) > 1]
         if twice:
-            return {"message": f"two processes claim to be {named(twice)}", "ranks": twice, "decided": True, "fields": {}}
+            return {"wrong": f"two processes claim to be {named(twice)}", "ranks": twice, "decided": True, "fields": {}}
         said = {rank: each[0] for rank, each in heard.items()}
         expected = predicted(self._history)
 
@@ -133,7 +133,7 @@ class CheckedGroup(ForwardingGroup):
             calls.setdefault(f"{described(one)} at {one['site']}", []).append(rank)
         blamed = "" if found.decided else "; nothing decides which of them is wrong"
         return {
-            "message": "; ".join(f"{named(ranks)}: {call}" for call, ranks in calls.items()) + blamed,
+            "wrong": "; ".join(f"{named(ranks)}: {call}" for call, ranks in calls.items()) + blamed,
             "ranks": list(found.ranks),
             "decided": found.decided,
             "fields": found.fields,
@@ -145,12 +145,12 @@ class CheckedGroup(ForwardingGroup):
             for to, target in enumerate(self._members):
                 sends, takes = said[source].get("sends"), said[target].get("takes")
                 if sends and takes and sends[to] != takes[at]:
-                    message = (
+                    wrong = (
                         f"rank {source} sends {sends[to]} elements to rank {target} at {said[source]['site']}, "
                         f"which expects {takes[at]} at {said[target]['site']} ({said[source]['op']})"
                     )
                     fields = {"shape": {source: str(sends[to]), target: str(takes[at])}}
-                    return {"message": message, "ranks": [source, target], "decided": False, "fields": fields}
+                    return {"wrong": wrong, "ranks": [source, target], "decided": False, "fields": fields}
         return {}
 
 

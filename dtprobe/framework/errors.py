@@ -41,6 +41,10 @@ class GroupMismatch(RankError):
     """Ranks asked for different groups at the same point: another name, order, membership, backend or timeout."""
 
 
+class GroupFailed(RankError):
+    """The back end could not make a group on some ranks (`ranks`); no rank has it."""
+
+
 class GroupEnded(FrameworkError):
     """A collective, or a wait, on a group that was ended."""
 

@@ -78,10 +78,16 @@ class ForwardedWork(dist.Work):
         if self._inner is None:
             return
         if self._inner.is_completed():
+            try:
+                self._inner.wait()
+            except RuntimeError as error:
+                self._failed = self._ended(f" ({_first_line(error)})") if ended else error.with_traceback(None)
             self._inner = None
         elif ended:
-            self._inner = None
-            self._failed = GroupEnded(f"{self._description}: the group ended before it completed", "wait() first")
+            self._inner, self._failed = None, self._ended()
+
+    def _ended(self, why: str = "") -> GroupEnded:
+        return GroupEnded(f"{self._description}: the group ended before it completed{why}", "wait() first")
 
     def _reached(self) -> dist.Work:
         if self._inner is None:
@@ -119,6 +125,11 @@ class ForwardingGroup(dist.ProcessGroup):
     @property
     def ended(self) -> bool:
         return self._inner is None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a collective whose work someone still holds has not completed."""
+        return any(not work.is_completed() for work in list(self._works))
 
     def before(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before each collective is passed on, with the method's name and arguments. Raise to refuse it."""
@@ -164,6 +175,10 @@ class ForwardingGroup(dist.ProcessGroup):
     def abort(self) -> None:
         if self._inner is not None:
             self._inner.abort()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:200]
 
 
 def _forwarded(name: str) -> Any:

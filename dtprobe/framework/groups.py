@@ -21,8 +21,9 @@ from torch.distributed import distributed_c10d as c10d
 
 from dtprobe.errors import Unavailable, UsageError
 from dtprobe.framework.agreement import Agreement, Said, difference, named
-from dtprobe.framework.errors import FrameworkError, GroupMismatch
+from dtprobe.framework.errors import FrameworkError, GroupFailed, GroupMismatch
 from dtprobe.framework.forwarding import ForwardingGroup, stand_in
+from dtprobe.framework.wires import Opened, Wires, watch
 
 _FIELDS = ("name", "ranks", "backend", "timeout_s", "made_before")
 
@@ -38,19 +39,37 @@ class ScopedGroup(ForwardingGroup):
     `label` is the name it was made under, `members` the global ranks in group order. After `end` each use raises GroupEnded.
     """
 
-    def __init__(self, inner: dist.ProcessGroup, *, label: str, members: tuple[int, ...], threads: frozenset[int]) -> None:
+    def __init__(
+        self, inner: dist.ProcessGroup, *, label: str, members: tuple[int, ...], threads: frozenset[int] = frozenset()
+    ) -> None:
         super().__init__(inner)
         self.label = label
         self.members = members
         self._threads = threads
+        self._wires = Wires({})
+
+    def connected(self, wires: Wires) -> None:
+        """Tell the group which connections are its own, so that `abort` can cut them."""
+        self._wires = wires
+
+    def abort(self) -> None:
+        """Make everything in flight on this group fail now, on this rank and its peers; may be called from any thread.
+
+        The way out of a collective whose peer never comes: torch's gloo would block until its timeout. The group is of no
+        use afterwards; `end` it.
+        """
+        super().abort()
+        self._wires.cut()
 
     def end(self) -> None:
         """End the group on this rank: unregister it, shut the back end down, drop it and its works. Safe to call twice.
 
-        Local: it does not wait for other ranks. Works that have not completed fail with GroupEnded.
+        Local: it does not wait for other ranks, nor for works that have not completed; those fail with GroupEnded.
         """
         if self.ended:
             return
+        if self.busy:
+            self.abort()
         registered = _registered(self)
         if registered is not None:
             dist.destroy_process_group(registered)
@@ -85,7 +104,8 @@ class Groups:
 
         Returns the group, or None on a rank that is not a member. Raises GroupMismatch, naming the ranks that differ, when
         name, ranks, backend, timeout or the number of groups made so far are not the same on all ranks; MissingRanks when
-        some rank does not come within `timeout_s`. Nothing is created in either case.
+        some rank does not come within `timeout_s`; GroupFailed naming the ranks on which the back end could not make it. In
+        none of these cases does the group exist anywhere afterwards.
         """
         if name in self._groups:
             raise UsageError(
@@ -95,15 +115,33 @@ class Groups:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         self._validate(name, wanted)
         self._agree(name, wanted, limit_s, backend)
-        before = _thread_ids()
-        native = dist.new_group(list(wanted), timeout=timedelta(seconds=limit_s), backend=backend, group_desc=name)
-        if dist.get_rank() not in wanted:
-            self._groups[name] = None
-            return None
-        group = ScopedGroup(native, label=name, members=wanted, threads=_thread_ids() - before)
-        stand_in(group, native)
+        group, failure = None, ""
+        try:
+            group, opened = self._make(name, wanted, limit_s, backend)
+        except (RuntimeError, ValueError) as error:
+            opened, failure = Opened(), str(error).strip().partition("\n")[0][:300]
+        said = {"ports": opened.ports, "failure": failure}
+        verdict = self._agreement.reach(said, made, limit_s, what=f"making of group {name!r}")
+        if "wrong" in verdict:
+            if group is not None:
+                group.end()
+            raise GroupFailed(f"group {name!r} could not be made: {verdict['wrong']}", ranks=verdict["ranks"])
+        if group is not None:
+            group.connected(Wires.among(opened, verdict["ports"]))
         self._groups[name] = group
         return group
+
+    def _make(
+        self, name: str, wanted: tuple[int, ...], timeout_s: float, backend: str | None
+    ) -> tuple[ScopedGroup | None, Opened]:
+        before = _thread_ids()
+        with watch() as opened:
+            native = dist.new_group(list(wanted), timeout=timedelta(seconds=timeout_s), backend=backend, group_desc=name)
+        if dist.get_rank() not in wanted:
+            return None, opened
+        group = ScopedGroup(native, label=name, members=wanted, threads=_thread_ids() - before)
+        stand_in(group, native)
+        return group, opened
 
     def create_all(
         self, wanted: Mapping[str, Sequence[int]], *, timeout_s: float | None = None
@@ -173,7 +211,7 @@ class Groups:
         verdict = self._agreement.reach(said, _judge, timeout_s, what=f"creation of group {name!r}")
         if verdict:
             raise GroupMismatch(
-                verdict["message"], "create the same groups in the same order on every rank", ranks=verdict["ranks"]
+                verdict["wrong"], "create the same groups in the same order on every rank", ranks=verdict["ranks"]
             )
 
 
@@ -182,7 +220,7 @@ def scoped_world() -> ScopedGroup:
     world = c10d._get_default_group()
     if isinstance(world, ScopedGroup):
         return world
-    group = ScopedGroup(world, label="world", members=tuple(range(world.size())), threads=frozenset())
+    group = ScopedGroup(world, label="world", members=tuple(range(world.size())))
     stand_in(group, world)
     return group
 
@@ -190,7 +228,7 @@ def scoped_world() -> ScopedGroup:
 def _judge(heard: Mapping[int, list[Said]]) -> Said:
     twice = [rank for rank, said in heard.items() if len(said) > 1]
     if twice:
-        return {"ranks": twice, "message": f"two processes claim to be {named(twice)}"}
+        return {"ranks": twice, "wrong": f"two processes claim to be {named(twice)}"}
     found = difference({rank: said[0] for rank, said in heard.items()}, _FIELDS)
     if found is None:
         return {}
@@ -199,7 +237,15 @@ def _judge(heard: Mapping[int, list[Said]]) -> Said:
         for field, values in found.fields.items()
     )
     blamed = f"{named(found.ranks)} differ" if found.decided else "no majority decides who is wrong"
-    return {"ranks": list(found.ranks), "message": f"ranks create different groups ({blamed}): {shown}"}
+    return {"ranks": list(found.ranks), "wrong": f"ranks create different groups ({blamed}): {shown}"}
+
+
+def made(heard: Mapping[int, list[Said]]) -> Said:
+    """Which ranks could not make the group, and at which ports those that did are reached."""
+    failed = {rank: said[0]["failure"] for rank, said in heard.items() if said[0]["failure"]}
+    if failed:
+        return {"ranks": sorted(failed), "wrong": "; ".join(f"rank {rank}: {text}" for rank, text in sorted(failed.items()))}
+    return {"ports": [port for said in heard.values() for port in said[0]["ports"]]}
 
 
 def _registered(group: ForwardingGroup) -> dist.ProcessGroup | None:
@@ -213,16 +259,16 @@ def _registered(group: ForwardingGroup) -> dist.ProcessGroup | None:
     return None
 
 
-_made = 0
+_count = 0
 _making = threading.Lock()
 
 
 def _registries() -> int:
     """How many registries this process made before: each has keys of its own in the store."""
-    global _made  # noqa: PLW0603
+    global _count  # noqa: PLW0603
     with _making:
-        _made += 1
-        return _made - 1
+        _count += 1
+        return _count - 1
 
 
 def _thread_ids() -> frozenset[int]:

@@ -16,13 +16,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from dtprobe.framework.agreement import Agreement, Said
+from dtprobe.framework.agreement import Agreement
 from dtprobe.framework.bootstrap.identity import Peer, completed, verify
 from dtprobe.framework.bootstrap.placement import Placement, resolve
 from dtprobe.framework.checked import checked
 from dtprobe.framework.errors import FrameworkError, RankError, StoreLost
-from dtprobe.framework.groups import Groups, ScopedGroup, scoped_world
+from dtprobe.framework.groups import Groups, ScopedGroup, made, scoped_world
 from dtprobe.framework.stores import SafeFileStore, meet
+from dtprobe.framework.wires import Opened, Wires, watch
 
 _ACK_S = 5.0
 
@@ -104,8 +105,8 @@ def _start(
     folder: Path | None,
     clock: Callable[[], float],
 ) -> Job:
-    linger_s = min(1.0, deadline_s / 5)
-    deadline = clock() + deadline_s - linger_s
+    # rank 0 stays up to a second longer than the others when the start fails, so that they can read why
+    deadline = clock() + deadline_s - min(1.0, deadline_s / 5)
 
     def left() -> float:
         return max(deadline - clock(), 0.05)
@@ -113,15 +114,16 @@ def _start(
     with contextlib.ExitStack() as undo:
         raw = _store(where, folder, left(), undo)
         store = dist.PrefixStore(f"dtprobe/{where.run}/{where.attempt}", raw)
-        undo.push(_Linger(where, store, linger_s))
         peers = verify(where, store, timeout_s=left())
         where = completed(where, peers)
         agreement = Agreement(store, rank=where.rank, members=tuple(range(where.world_size)), prefix="dtprobe.start")
         undo.callback(agreement.close)
         undo.callback(_end_world)
-        failure = _default_group(where, peers, backend, store, left)
-        _agree_on_success(agreement, failure, backend, left())
+        with watch() as opened:
+            failure = _default_group(where, peers, backend, store, left)
+        ports = _agree_on_success(agreement, failure, opened, backend, left())
         world = scoped_world()
+        world.connected(Wires.among(opened, ports))
         c10d._set_pg_timeout(timedelta(seconds=timeout_s), world)
         groups = Groups(timeout_s=timeout_s)
         undo.callback(groups.close)
@@ -158,16 +160,15 @@ def _default_group(where: Placement, peers: tuple[Peer, ...], backend: str, stor
     return f"other processes than those introduced answer as ranks {strangers}" if strangers else ""
 
 
-def _agree_on_success(agreement: Agreement, failure: str, backend: str, timeout_s: float) -> None:
-    """Every rank made the group, or all raise: StartFailed naming those that failed, MissingRanks those that died in it."""
-    verdict = agreement.reach({"failure": failure}, _failures, timeout_s, what="making the default group")
-    if verdict:
-        shown = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(verdict.items(), key=lambda item: int(item[0])))
-        raise StartFailed(f"the default group ({backend}) could not be made: {shown}", ranks=[int(rank) for rank in verdict])
+def _agree_on_success(agreement: Agreement, failure: str, opened: Opened, backend: str, timeout_s: float) -> list[int]:
+    """Every rank made the group, or all raise: StartFailed naming those that failed, MissingRanks those that died in it.
 
-
-def _failures(heard: Any) -> Said:
-    return {str(rank): said[0]["failure"] for rank, said in heard.items() if said[0]["failure"]}
+    The ports at which its members listen.
+    """
+    verdict = agreement.reach({"ports": opened.ports, "failure": failure}, made, timeout_s, what="making the default group")
+    if "wrong" in verdict:
+        raise StartFailed(f"the default group ({backend}) could not be made: {verdict['wrong']}", ranks=verdict["ranks"])
+    return list(verdict["ports"])
 
 
 def _end_world() -> None:
@@ -177,22 +178,6 @@ def _end_world() -> None:
             world.end()
         else:
             dist.destroy_process_group()
-
-
-class _Linger:
-    """When the start fails: the rank that serves the store stays until the others have read why, or for `most_s` seconds."""
-
-    def __init__(self, where: Placement, store: Any, most_s: float) -> None:
-        self._where, self._store, self._most_s = where, store, most_s
-
-    def __call__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if not isinstance(error, FrameworkError):
-            return
-        with contextlib.suppress(dist.DistError):
-            if self._store.add("dtprobe.failed", 1) >= self._where.world_size:
-                self._store.set("dtprobe.all-failed", "")
-            if self._where.rank == 0 and not self._where.agent_store:
-                self._store.wait(["dtprobe.all-failed"], timedelta(seconds=self._most_s))
 
 
 class _Goodbye:

@@ -26,7 +26,7 @@ say(found=found, initialized=dist.is_initialized(), grown=[a - b for a, b in zip
     for rank in ranks:
         assert rank.only["found"] == [9.0, [0, 1, 2], "explicit", 0, 1]
         assert not rank.only["initialized"]
-        assert rank.only["grown"] == [0, 0], rank.output
+        assert rank.only["grown"][0] == 0 and rank.only["grown"][1] <= 0, rank.output
 
 
 def test_a_rank_that_never_comes_is_named_on_every_rank_before_the_deadline(job):

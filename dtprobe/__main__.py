@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 
 INTERRUPTED = 130
+ENDED = "interrupted: every process that was started has been ended, and a run folder says that it was interrupted"
 HARNESS_FAILED = 3
 
 
@@ -19,18 +20,21 @@ def main() -> None:
     words = sys.argv[1:]
     cut = words.index("--") if "--" in words else len(words)
     try:
-        code = app(
-            words[:cut], standalone_mode=False, obj=words[cut + 1 :]
-        )  # behind --: a command of the user's, not ours to parse
+        # What stands behind -- is a command of the user's, not ours to parse.
+        code = app(words[:cut], standalone_mode=False, obj=words[cut + 1 :])
+        if code == INTERRUPTED:  # typer turns KeyboardInterrupt into this code, without a word
+            _say(ENDED, INTERRUPTED)
     except DtprobeError as error:
         code = _say(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        code = _say("interrupted: every process of the run was ended, its folder says interrupted", INTERRUPTED)
+    except KeyboardInterrupt:  # while the verbs were still being imported
+        code = _say(ENDED, INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more can be said to it
         code = 0
     except Exception as error:  # noqa: BLE001  the last seam: the details go to a file, one line to the user
-        code = _crashed(error)
+        code = (
+            _say(ENDED, INTERRUPTED) if type(error).__name__ == "Abort" else _crashed(error)
+        )  # older typer's KeyboardInterrupt
     sys.exit(code if isinstance(code, int) else 0)
 
 

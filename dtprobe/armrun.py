@@ -60,6 +60,18 @@ class ArmPlan:
 
 
 @dataclass(frozen=True)
+class Injected:
+    """A fault in the grammar: when and where it really fired, and why it did not where it did not."""
+
+    fault: str
+    fired: tuple[Firing, ...]
+    problems: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        return {"fault": self.fault, "fired": [firing_json(one) for one in self.fired], "problems": list(self.problems)}
+
+
+@dataclass(frozen=True)
 class ArmRecord:
     """What happened in one arm run."""
 
@@ -70,8 +82,7 @@ class ArmRecord:
     exits: tuple[RankExit, ...]
     recorded: Mapping[str, Recorded] = field(default_factory=dict)
     suspected: tuple[tuple[int, str], ...] = ()
-    fired: tuple[tuple[str, tuple[Firing, ...]], ...] = ()
-    """Per fault, in the grammar: when and where it really fired."""
+    injected: tuple[Injected, ...] = ()
 
     @property
     def timed_out(self) -> bool:
@@ -109,7 +120,7 @@ class ArmRecord:
                 for name, one in self.recorded.items()
             },
             "suspected": [{"t_ns": t_ns, "reason": reason} for t_ns, reason in self.suspected],
-            "injections": [{"fault": fault, "fired": [firing_json(one) for one in fired]} for fault, fired in self.fired],
+            "injections": [one.as_json() for one in self.injected],
         }
 
 
@@ -195,7 +206,7 @@ def execute(
     for fault, injection in zip(plan.faults, injections, strict=True):
         if reason := injection.check():
             raise UsageError(f"fault {str(fault)!r} cannot reach its target here: {reason.reason}", reason.remedy)
-    fired: list[tuple[str, tuple[Firing, ...]]] = []
+    injected: tuple[Injected, ...] = ()
     spec = JobSpec(
         argv=work.argv,
         env={
@@ -210,7 +221,7 @@ def execute(
         folder=folder,
         cwd=work.cwd,
         wrap=lambda rank, argv: _wrapped([*injections, *recorders.values()], rank, argv),
-        environ=lambda rank: _environ([*injections, *recorders.values()], rank),
+        environ=lambda rank: _environ([*injections, *recorders.values()], rank, {**environ, **work.env}),
     )
     started_ns = clock.now_ns()
     failures: dict[str, str] = {}
@@ -229,7 +240,7 @@ def execute(
         exits = job.wait(work.timeout_s)
         suspicions.settle(timeout_s=10)
     finally:
-        fired = [(str(fault), injection.stop()) for fault, injection in zip(plan.faults, injections, strict=True)]
+        injected = tuple(_ended(str(fault), injection) for fault, injection in zip(plan.faults, injections, strict=True))
         for name, recorder in reversed(recorders.items()):
             recorded[name] = _stopped(recorder, failures.get(name))
         if job is not None:
@@ -241,7 +252,7 @@ def execute(
         recorded[name] = Recorded(
             files=one.files, cpu_s=one.cpu_s, stopped_s=one.stopped_s, problems=(*one.problems, text), facts=one.facts
         )
-    return ArmRecord(plan, folder, started_ns, ended_ns, tuple(exits), recorded, tuple(suspicions.told), tuple(fired))
+    return ArmRecord(plan, folder, started_ns, ended_ns, tuple(exits), recorded, tuple(suspicions.told), injected)
 
 
 def _python_path(environ: Mapping[str, str]) -> str:
@@ -256,14 +267,24 @@ def _wrapped(attached: Sequence[Recorder | Injection], rank: int | None, argv: t
     return argv
 
 
-def _environ(attached: Sequence[Recorder | Injection], rank: int | None) -> dict[str, str]:
-    """All variables; search paths are joined, since more than one recorder or injection may bring a hook or a library."""
-    found: dict[str, str] = {}
+def _environ(attached: Sequence[Recorder | Injection], rank: int | None, own: Mapping[str, str]) -> dict[str, str]:
+    """All variables; lists of paths are joined, since several recorders and injections bring one, and the user has his `own`."""
+    found: dict[str, list[str]] = {}
     for one in attached:
         for name, value in one.environ(rank).items():
-            parts = [*found[name].split(":"), *value.split(":")] if name in JOINED and name in found else [value]
-            found[name] = ":".join(dict.fromkeys(parts))
-    return found
+            found[name] = [*found.get(name, ()), *value.split(":")] if name in JOINED else [value]
+    for name in JOINED:
+        if name in found and own.get(name):
+            found[name] += own[name].split(":")
+    return {name: ":".join(dict.fromkeys(parts)) for name, parts in found.items()}
+
+
+def _ended(fault: str, injection: Injection) -> Injected:
+    try:
+        fired = injection.stop()
+        return Injected(fault, fired, injection.problems())
+    except Exception as error:  # noqa: BLE001  said in the record; the other faults must be undone too
+        return Injected(fault, (), (f"did not stop: {type(error).__name__}: {error}",))
 
 
 def _stopped(recorder: Recorder, failure: str | None) -> Recorded:

@@ -110,6 +110,10 @@ class Injection:
         """Undo, and say when and where the fault really fired, in order of time."""
         return ()
 
+    def problems(self) -> tuple[str, ...]:
+        """After `stop`: why the fault did not take effect, or not wholly, in words; empty where there is nothing to say."""
+        return ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Injector:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from dtprobe import armrun, catalog, machine, report
-from dtprobe.armrun import ArmPlan, ArmRecord, Workload
+from dtprobe.armrun import ArmPlan, ArmRecord, Injected, Workload
 from dtprobe.clock import Clock, SystemClock
 from dtprobe.confine import Confinement
 from dtprobe.doctor import Doctor
 from dtprobe.errors import UsageError
 from dtprobe.evidence import Evidence
-from dtprobe.inject import Firing, firing_json
 from dtprobe.inject.spec import Fault, parse
 from dtprobe.judging import gather
 from dtprobe.launch.command import Command
@@ -32,19 +31,19 @@ ARM = "fault"
 
 @dataclass(frozen=True)
 class InjectResult:
-    """What became of the command, and per fault (in the grammar) when and where it fired."""
+    """What became of the command, and of each fault."""
 
     folder: Path
     exit_code: int | None
     signal: int | None
     timed_out: bool
-    fired: tuple[tuple[str, tuple[Firing, ...]], ...]
+    injected: tuple[Injected, ...]
     json: Mapping[str, Any] = field(repr=False)
 
     @property
     def survived(self) -> bool:
         """The command ended by itself and well, and every fault really fired."""
-        return self.exit_code == 0 and not self.timed_out and all(fired for _, fired in self.fired)
+        return self.exit_code == 0 and not self.timed_out and all(one.fired for one in self.injected)
 
 
 def world_size_of(argv: Sequence[str]) -> int | None:
@@ -202,7 +201,7 @@ def _concluded(store: Store, folder: RunFolder, record: ArmRecord, evidence: Evi
     for name, frame in evidence.frames.items():
         folder.write_frame(name, frame)
     command = record.exits[0]
-    never = [fault for fault, fired in record.fired if not fired]
+    never = [one.fault for one in record.injected if not one.fired]
     how = (
         f"was still running after {record.plan.workload.timeout_s:g} s and was ended"
         if command.timed_out
@@ -210,7 +209,7 @@ def _concluded(store: Store, folder: RunFolder, record: ArmRecord, evidence: Evi
         if command.signal is not None
         else f"ended with exit code {command.exit_code}"
     )
-    result = InjectResult(folder.path, command.exit_code, command.signal, command.timed_out, record.fired, {})
+    result = InjectResult(folder.path, command.exit_code, command.signal, command.timed_out, record.injected, {})
     because = f"the command {how} after {command.wall_s:.1f} s" + (f"; never fired: {', '.join(never)}" if never else "")
     data: dict[str, Any] = {
         "schema": "dtprobe.injection/1",
@@ -224,9 +223,7 @@ def _concluded(store: Store, folder: RunFolder, record: ArmRecord, evidence: Evi
         "signal": command.signal,
         "timed_out": command.timed_out,
         "wall_s": command.wall_s,
-        "faults": [
-            {"fault": fault, "count": len(fired), "fired": [firing_json(one) for one in fired]} for fault, fired in record.fired
-        ],
+        "faults": [{**one.as_json(), "count": len(one.fired)} for one in record.injected],
         "suspected": [{"t_ns": t_ns, "reason": reason} for t_ns, reason in record.suspected],
         "metrics": {},
         "because": because,
@@ -238,7 +235,7 @@ def _concluded(store: Store, folder: RunFolder, record: ArmRecord, evidence: Evi
     folder.update(ended_ns=clock.now_ns())
     report.write(folder.path)
     store.finish(folder, now_ns=clock.now_ns)
-    return InjectResult(folder.path, command.exit_code, command.signal, command.timed_out, record.fired, data)
+    return InjectResult(folder.path, command.exit_code, command.signal, command.timed_out, record.injected, data)
 
 
 def _contradict(first: Fault, second: Fault) -> bool:

@@ -30,6 +30,7 @@ def render_injection(result: Mapping[str, Any], folder: Path, console: Console) 
     started = min((one["t_ns"] for fault in result["faults"] for one in fault["fired"]), default=0)
     for fault in result["faults"]:
         shown = [_firing(one, started) for one in fault["fired"][:SHOWN]]
+        shown += fault["problems"]
         if fault["count"] > SHOWN:
             shown.append(f"and {fault['count'] - SHOWN} more")
         count = Text(f"{fault['count']}x" if fault["count"] else "never", style="" if fault["count"] else "bold red")

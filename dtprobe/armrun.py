@@ -239,6 +239,11 @@ def execute(
         job.release()
         exits = job.wait(work.timeout_s)
         suspicions.settle(timeout_s=10)
+    except BaseException:
+        # Interrupted, or nothing to record any more: with the ranks gone no recorder has anything left to wait for.
+        if job is not None:
+            job.end()
+        raise
     finally:
         injected = tuple(_ended(str(fault), injection) for fault, injection in zip(plan.faults, injections, strict=True))
         for name, recorder in reversed(recorders.items()):

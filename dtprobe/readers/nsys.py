@@ -57,7 +57,7 @@ def read_nsys(path: Path, rank: int | None = None, problems: Problems | None = N
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as base:
             return _read(base, path, rank, problems)
-    except (sqlite3.Error, OverflowError) as error:
+    except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
         raise ReaderError(f"cannot read {path} as an nsys export: {error}", "export it again") from error
 
 

@@ -61,13 +61,12 @@ def read_strace(
     pieces: list[pa.Table] = []
     starts: list[int] = []
     late: list[pa.Table] = []
-    held = last = None
-    head = ""
+    held = last = shape = None
     with opened(path) as file:
         for part in strace_lines.parts(file):
-            head = head or strace_lines.form(part)
+            shape = shape or strace_lines.form(part)
             first = noise.lines + 1
-            rows = strace_lines.split(part, head).with_row_index("line", offset=first)
+            rows = strace_lines.split(part, shape).with_row_index("line", offset=first)
             rows = clock.told(noise.removed(rows, part))
             done, held = joined(pids.filled(rows if held is None else pl.concat([held, rows])))
             held = _compact(held)
@@ -115,7 +114,7 @@ def _finished(rows: pl.DataFrame) -> pa.Table:
         (returned.fill_null(False) | pl.col("what").is_in([SIGNAL, EXIT])).alias("complete"),
         "since_first_s",
     )
-    return _unescaped(columns.with_columns(path=_path())).to_arrow(compat_level=pl.CompatLevel.oldest())
+    return _unescaped(columns.with_columns(_paths(columns))).to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
 def _compact(rows: pl.DataFrame) -> pl.DataFrame:
@@ -143,14 +142,30 @@ def _processes(table: pa.Table) -> dict[int, int]:
     return made
 
 
-def _path() -> pl.Expr:
-    args, of_fd = pl.col("args"), pl.col("args").str.extract("^" + _FD)
-    first_is_fd = args.str.contains(r"^[0-9]+(?:$|[<,])") & ~pl.col("name").str.contains(_TAKES_NAME)
-    by_fd = pl.coalesce(args.str.extract(_SUN_PATH), of_fd)
-    named = pl.when(args.str.contains('"', literal=True)).then(args.str.extract(_QUOTED))
-    return pl.when(pl.col("kind") == "syscall").then(
-        pl.when(first_is_fd).then(by_fd).otherwise(pl.coalesce(named, args.str.extract(_FD)))
+def _paths(columns: pl.DataFrame) -> pl.Series:
+    """`path`: each expression is tried only where a cheaper look says that it may match."""
+    args, names = columns["args"], columns["name"]
+    call = (columns["kind"] == "syscall").to_numpy()
+    quoted = call & args.str.contains('"', literal=True).to_numpy()
+    bracket = call & args.str.contains("<", literal=True).to_numpy()
+    on_fd = args.str.contains(r"^[0-9]+(?:$|[<,])").to_numpy() & ~names.str.contains(_TAKES_NAME).to_numpy()
+    at_socket = names.is_in(["connect", "bind"]).to_numpy()
+    pick = np.zeros(len(columns), np.int64)
+    found = [pl.Series([None], dtype=pl.String)]
+    tries = (
+        (_SUN_PATH, quoted & on_fd & at_socket),
+        ("^" + _FD, bracket & on_fd),
+        (_QUOTED, quoted & ~on_fd),
+        (_FD, bracket & ~on_fd),
     )
+    for expression, where in tries:
+        rows = np.flatnonzero(where & (pick == 0))
+        if len(rows):
+            texts = args.gather(rows).str.extract(expression)
+            some = texts.is_not_null().to_numpy()
+            pick[rows[some]] = sum(map(len, found)) + np.flatnonzero(some)
+            found.append(texts.rename(""))
+    return pl.concat(found).gather(pick).rename("path")
 
 
 def _unescaped(columns: pl.DataFrame) -> pl.DataFrame:

@@ -6,15 +6,15 @@ import datetime as dt
 import re
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from dtprobe.errors import UsageError
 from dtprobe.readers.artifact import Problems, ReaderError, note, one_line
-from dtprobe.readers.strace_lines import CALL, CUT, EXIT, NOISE, QUIET, RESUMED, UNFINISHED
+from dtprobe.readers.strace_lines import CALL, CUT, EXIT, NOISE, QUIET, RESUMED, UNFINISHED, Part
 
 _DAY_NS = 86_400 * 10**9
-_ENDS = ("args", "result", "errno", "duration_s")
-_PAIR = ("line", "name", "what")
+_ENDS = ("result", "errno", "duration_s")
 
 
 class Noise:
@@ -27,8 +27,8 @@ class Noise:
         self._first = ""
         self._cut: pl.DataFrame | None = None
 
-    def removed(self, rows: pl.DataFrame, text: pl.Series) -> pl.DataFrame:
-        """The events among a piece's rows; `text` are its lines."""
+    def removed(self, rows: pl.DataFrame, part: Part) -> pl.DataFrame:
+        """The events among a piece's rows."""
         if self._cut is not None:
             self._count(self._cut, "a call without result")
         last = rows["line"].max()
@@ -37,7 +37,7 @@ class Noise:
         ends = pl.col("what") == CUT
         odd = rows.filter((pl.col("what") == NOISE) | (ends & (pl.col("line") != last)))
         if len(odd):
-            self._count(odd, text[odd["line"][0] - rows["line"][0]])
+            self._count(odd, part.line(odd["line"][0] - rows["line"][0]).decode())
         self._cut = rows.filter(ends & (pl.col("line") == last))
         self._cut = self._cut if len(self._cut) else None
         kept = rows.filter(~pl.col("what").is_in([NOISE, QUIET, CUT]))
@@ -164,24 +164,32 @@ class Pids:
 
 def joined(rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The rows with each resumed half moved into its unfinished one, and apart those that wait for theirs."""
-    halves = rows.filter(pl.col("what").is_in([UNFINISHED, RESUMED]))
-    if not len(halves):
+    what = rows["what"].to_numpy()
+    places = np.flatnonzero((what == UNFINISHED) | (what == RESUMED))
+    if not len(places):
         return rows, rows.clear()
-    beside = [
-        pl.col(name).shift(by).over("tid").alias(f"{word}_{name}") for word, by in (("last", 1), ("next", -1)) for name in _PAIR
-    ]
-    halves = halves.with_columns(beside)
-    pairs = halves.filter(
-        (pl.col("what") == RESUMED) & (pl.col("last_what") == UNFINISHED) & (pl.col("last_name") == pl.col("name"))
+    tids = rows["tid"].fill_null(-1).to_numpy()[places]
+    order = np.argsort(tids, kind="stable")
+    places, tids = places[order], tids[order]
+    begins = what[places] == UNFINISHED
+    names = rows["name"].gather(places)
+    same = (tids[1:] == tids[:-1]) & begins[:-1] & ~begins[1:] & (names[1:] == names[:-1]).to_numpy()
+    first, second = places[:-1][same], places[1:][same]
+    waiting = places[begins & np.append(tids[1:] != tids[:-1], True)]
+
+    # each column's values, and behind them what the joined rows get: one index picks both
+    pick = np.arange(len(rows))
+    pick[first] = second
+    whole = rows["args"].gather(first) + rows["args"].gather(second).str.strip_chars_start(" ")
+    pick_args = np.arange(len(rows))
+    pick_args[first] = len(rows) + np.arange(len(first))
+    what = what.copy()
+    what[first] = CALL
+    full = rows.with_columns(
+        pl.concat([rows["args"], whole]).gather(pick_args),
+        *(rows[name].gather(pick) for name in _ENDS),
+        pl.Series("what", what),
     )
-    waiting = halves.filter((pl.col("what") == UNFINISHED) & pl.col("next_what").is_null()).select("line")
-    held = rows.join(waiting, on="line", how="semi", maintain_order="left")
-    gone = pl.concat([pairs.select("line"), waiting])
-    ends = pairs.select(pl.col("last_line").alias("line"), *(pl.col(name).alias(f"end_{name}") for name in _ENDS))
-    rest = rows.join(gone, on="line", how="anti", maintain_order="left")
-    full = rest.join(ends, on="line", how="left", maintain_order="left").with_columns(
-        pl.col("args") + pl.col("end_args").str.strip_chars_start(" ").fill_null(""),
-        *(pl.coalesce(f"end_{name}", name).alias(name) for name in _ENDS[1:]),
-        what=pl.when(pl.col("end_args").is_not_null()).then(pl.lit(CALL, pl.Int8)).otherwise("what"),
-    )
-    return full.select(rows.columns), held
+    kept = np.ones(len(rows), bool)
+    kept[second] = kept[waiting] = False
+    return full.filter(kept), rows[np.sort(waiting)]

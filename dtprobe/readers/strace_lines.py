@@ -1,18 +1,23 @@
 """The lines of a strace text, split into columns by vectorised expressions.
 
-A file is written in one form (`-f`, `-tt`, ...), so its form is found from a sample and most lines are split by one regular
-expression without alternatives; what that leaves is split by a general one. The forms were taken from strace 6.1's output.
+A file is written in one form (`-f`, `-tt`, ...), so its form is found from a sample. Lines of the plain forms are split by
+arithmetic (`strace_spans`), what that leaves by the form's regular expression, and what that leaves by a general one and at
+last letter by letter. The forms were taken from strace 6.1's output.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
-import pyarrow as pa
+
+from dtprobe.readers import strace_spans
 
 PART_BYTES = 2 << 20
 CALL, UNFINISHED, RESUMED, SIGNAL, EXIT, CUT, NOISE, QUIET = range(8)
@@ -48,8 +53,36 @@ _REMARK_AT_END = re.compile(rb"strace: Process [0-9]+ (?:at|de)tached\n$")
 _HEAD = ("row", "tid", "time", "delta", "name")
 
 
-def parts(file: BinaryIO) -> Iterator[pl.Series]:
-    """The lines of a text as polars strings, some megabytes at a time. Line ends are kept.
+@dataclass(frozen=True)
+class Part:
+    """A piece of the text: its bytes, UTF-8, and where its lines begin and end (line ends not counted)."""
+
+    text: bytes
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, text: bytes) -> Part:
+        letters = np.frombuffer(text, np.uint8)
+        if letters.max(initial=0) >= 0x80:
+            text = text.decode("utf-8", "replace").encode()
+            letters = np.frombuffer(text, np.uint8)
+        ends = np.flatnonzero(letters == 10)
+        starts = np.concatenate([[0], ends + 1])
+        if len(text) and starts[-1] == len(text):
+            starts = starts[:-1]
+        return cls(text, starts, np.append(ends, len(text))[: len(starts)])
+
+    def line(self, row: int) -> bytes:
+        return self.text[self.starts[row] : self.ends[row]]
+
+    def lines(self, rows: npt.NDArray[np.int64]) -> pl.Series:
+        """Some of the lines as strings."""
+        return pl.Series("line", [self.line(row).decode() for row in rows], dtype=pl.String)
+
+
+def parts(file: BinaryIO) -> Iterator[Part]:
+    """The pieces of a text, some megabytes of whole lines each.
 
     "strace: Process 7 attached", which strace prints into the middle of a line, is taken out, so that it does not split the
     line; an empty line after it takes its place, so that line numbers stay.
@@ -63,39 +96,52 @@ def parts(file: BinaryIO) -> Iterator[pl.Series]:
             end = text.rfind(b"\n", 0, end - 1) + 1
         rest = text[end:]
         if end:
-            yield _strings(_REMARK.sub(rb"\1\n\n", text[:end]) if _REMARK_START in text else text[:end])
+            yield Part.of(_REMARK.sub(rb"\1\n\n", text[:end]) if _REMARK_START in text else text[:end])
         if not read:
             return
 
 
-def _strings(part: bytes) -> pl.Series:
-    """The lines of a piece of text, as views into it."""
-    letters = np.frombuffer(part, np.uint8)
-    if letters.max() >= 0x80:
-        part = part.decode("utf-8", "replace").encode()
-        letters = np.frombuffer(part, np.uint8)
-    ends = np.flatnonzero(letters == 10) + 1
-    if not len(ends) or ends[-1] != len(letters):
-        ends = np.append(ends, len(letters))
-    offsets = np.concatenate([[0], ends]).astype(np.int64)
-    lines = pa.LargeStringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(part))
-    return pl.Series("line", pl.from_arrow(lines))
+@dataclass(frozen=True)
+class Form:
+    """How the lines of a file look: as a regular expression of their heads, with pid, time and delta as its groups, and as
+    the plain form that arithmetic can split, where it is one."""
+
+    head: str
+    plain: strace_spans.Form | None
 
 
-def form(lines: pl.Series) -> str:
-    """The regular expression of most lines' heads, with pid, time and delta as groups, found from a sample of them."""
-    sample = pl.concat([lines.head(100), lines.slice(len(lines) // 2, 100)])
+def form(part: Part) -> Form:
+    """The form of most lines, found from a sample of them."""
+    count = len(part.starts)
+    rows = np.unique(np.concatenate([np.arange(min(100, count)), np.arange(count // 2, min(count // 2 + 100, count))]))
     # the plain forms first: without choices in it an expression is matched by a much faster engine
     heads = [f"^{pid}{time}{extra}" for extra in ("", _EXTRA) for pid in _PIDS for time in _TIMES]
-    return max(heads, key=lambda head: int(sample.str.contains(head + _OPENING).sum()))
+    sample = part.lines(rows)
+    shapes = Counter(strace_spans.form(part.line(row)) for row in rows)
+    plain, often = shapes.most_common(1)[0]
+    return Form(
+        max(heads, key=lambda head: int(sample.str.contains(head + _OPENING).sum())), plain if often > len(rows) // 2 else None
+    )
 
 
-def split(lines: pl.Series, head: str) -> pl.DataFrame:
+def split(part: Part, shape: Form) -> pl.DataFrame:
     """One row a line, in order: tid, time_ns, clock, delta_s, name, args, result, errno, duration_s, what.
 
     `clock` is true where `time_ns` counts from a midnight rather than from the epoch. Where `what` is NOISE, `name` and
     `args` mean nothing.
     """
+    if shape.plain is None:
+        return _by_expression(part.lines(np.arange(len(part.starts))), shape.head).drop("row")
+    rows, good = strace_spans.split(part.text, part.starts, part.ends, shape.plain)
+    left = np.flatnonzero(~good)
+    if not len(left):
+        return rows.drop("row")
+    other = _by_expression(part.lines(left), shape.head)
+    other = other.with_columns(row=pl.Series(left.astype(np.uint32)).gather(other["row"]))
+    return pl.concat([rows, other]).sort("row").drop("row")
+
+
+def _by_expression(lines: pl.Series, head: str) -> pl.DataFrame:
     frame = (
         pl.DataFrame({"line": lines}).with_row_index("row").with_columns(g=pl.col("line").str.extract_groups(head + _OPENING))
     )
@@ -111,8 +157,7 @@ def split(lines: pl.Series, head: str) -> pl.DataFrame:
     hard = rows.filter(pl.col("what") == CUT)
     if len(hard):
         rows = pl.concat([rows.filter(pl.col("what") != CUT), _hard(hard)])
-    in_order = not len(rest) and not len(hard)
-    return (rows if in_order else rows.sort("row")).select(*_numbers())
+    return rows.sort("row").select("row", *_numbers())
 
 
 def _body(args: str, result: str | None = None, errno: str | None = None, duration: str | None = None) -> list[pl.Expr]:

@@ -38,6 +38,9 @@ JITTER_S = 0.01
 TURN_S = 0.2
 """How long a trial has the machine for itself before the next one sets out."""
 
+STORE_S = 10.0
+"""How long ranks wait for each other in the store: their start is not what is late here, busy as the machine may be."""
+
 MESH_FACTOR = 5
 """gloo's mesh connect waits five times the group's timeout."""
 
@@ -91,17 +94,17 @@ class Started:
 
 
 @contextlib.contextmanager
-def store_of(kind: str, job: Job, rank: int, timeout_s: float) -> Iterator[dist.Store]:
+def store_of(kind: str, job: Job, rank: int) -> Iterator[dist.Store]:
     if kind == "safe":
         from dtprobe.framework.filestore import SafeFileStore
 
         with SafeFileStore(
-            job.folder, run=job.run, attempt=job.attempt, rank=rank, world_size=RANKS, timeout_s=timeout_s
+            job.folder, run=job.run, attempt=job.attempt, rank=rank, world_size=RANKS, timeout_s=STORE_S
         ) as store:
             yield store
         return
     store = dist.FileStore(str(job.folder / "store"), RANKS)
-    store.set_timeout(timedelta(seconds=timeout_s))
+    store.set_timeout(timedelta(seconds=STORE_S))
     yield store
 
 
@@ -114,7 +117,7 @@ def be_rank(
     began = time.monotonic()
     said: dict[str, object] = {}
     try:
-        with store_of(kind, job, rank, timeout_s) as store:
+        with store_of(kind, job, rank) as store:
             dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=timeout_s))
             value = torch.tensor([job.values[rank]])
             dist.all_reduce(value)
@@ -197,7 +200,7 @@ def main() -> None:
         turn_ends = time.monotonic() + TURN_S
         while time.monotonic() < turn_ends and not all(one.answered() for one in started[-1]):
             time.sleep(0.005)
-    deadline = time.monotonic() + MESH_FACTOR * args.timeout_s + 3
+    deadline = time.monotonic() + max(MESH_FACTOR * args.timeout_s + 3, STORE_S)
     for n, trial in enumerate(started):
         for one in trial:
             judge_start(one, n, one.answers(deadline))

@@ -182,7 +182,12 @@ def execute(
         return job.processes() if job else ()
 
     where = Where(
-        folder=folder, scratch=box.scratch, world_size=work.world_size or 0, processes=processes, suspect=suspicions.suspect
+        folder=folder,
+        scratch=box.scratch,
+        world_size=work.world_size,
+        processes=processes,
+        suspect=suspicions.suspect,
+        environ={**environ, **box.marker},
     )
     recorders: dict[str, Recorder] = {probe.name: probe.recorder(where) for probe in probes}
     suspicions.recorders = recorders

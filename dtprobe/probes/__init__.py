@@ -20,16 +20,18 @@ class RankProcess:
 class Where:
     """One arm run, as a recorder sees it.
 
-    `folder` is `<run>/<arm>/<repeat>`, `scratch` a private temporary folder that vanishes after the run (sockets, say).
+    `world_size` is None for a foreign command that does not say. `folder` is `<run>/<arm>/<repeat>`, `scratch` a private temporary folder that vanishes after the run (sockets, say).
     `processes()` answers the ranks known at this moment: all of them from the start under the local launcher, as they
-    appear under torchrun. `suspect(reason)` tells every recorder of this arm run that a hang is suspected.
+    appear under torchrun. `suspect(reason)` tells every recorder of this arm run that a hang is suspected. `environ` is for programs
+    that a recorder starts by itself: it carries the run's marker, by which they are ended when the harness dies.
     """
 
     folder: Path
     scratch: Path
-    world_size: int
+    world_size: int | None
     processes: Callable[[], Sequence[RankProcess]]
     suspect: Callable[[str], None]
+    environ: Mapping[str, str]
 
     def rank_folder(self, rank: int) -> Path:
         return self.folder / f"rank{rank}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -22,7 +22,13 @@ class Program:
     """A recorder's program under way."""
 
     def __init__(
-        self, argv: Sequence[str], complaints: Path, *, pass_fds: Sequence[int] = (), stdout: Path | None = None
+        self,
+        argv: Sequence[str],
+        complaints: Path,
+        environ: Mapping[str, str],
+        *,
+        pass_fds: Sequence[int] = (),
+        stdout: Path | None = None,
     ) -> None:
         self.complaints = complaints
         self.cpu_s = 0.0
@@ -31,6 +37,7 @@ class Program:
         with complaints.open("wb") as err, (stdout or Path("/dev/null")).open("wb") as out:
             self._child = subprocess.Popen(
                 list(argv),
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -92,7 +99,7 @@ class AttachedRecorder(Recorder):
 
     def start(self, processes: Sequence[RankProcess]) -> None:
         self._attach_new(processes)
-        if len(self._known) < self.where.world_size:
+        if self.where.world_size is None or len(self._known) < self.where.world_size:
             self._later.start()
 
     def end_attaching(self) -> None:

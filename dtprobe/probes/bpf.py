@@ -66,7 +66,7 @@ class BpfRecorder(AttachedRecorder):
     def attach(self, process: RankProcess) -> None:
         out = process.folder / "bpf.txt"
         argv = (self._program, "-q", "-B", "line", "-e", script(self._config.probes, process.pid))
-        program = Program(argv, process.folder / "bpf.log", stdout=out)
+        program = Program(argv, process.folder / "bpf.log", self.where.environ, stdout=out)
         self._begun.append((process, program))
         give_up = self.clock.monotonic() + READY_S
         while program.running and self.clock.monotonic() < give_up:

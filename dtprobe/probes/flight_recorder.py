@@ -7,7 +7,8 @@ last known or the one at the rank's own end. On gloo the ones before the timeout
 like a completed one.
 
 A dump costs the rank 12 us of processor time for each of up to 2000 entries, on one of the worker server's threads (torch
-2.13 CPU, `benchmarks/probes.py`): so it is asked for less often as it grows.
+2.13 CPU). So a rank that computes is asked within a budget, every 5 s when its records are full, and one that does next to
+nothing, as in a collective that hangs, at every look.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ from dtprobe.clock import Clock, SystemClock
 from dtprobe.errors import Unavailable
 from dtprobe.probes import RankProcess, Recorded, Recorder, Where, stall, worker_server
 from dtprobe.probes.pacing import Sampler
-from dtprobe.probes.procfs import condition
+from dtprobe.probes.procfs import condition, cpu_seconds
 
 HOOK = Path(dtprobe.__file__).resolve().parent / "hook"
 """The folder that goes on the ranks' PYTHONPATH."""
 
-SHARE = 0.01
+SHARE = 0.005
+"""At most this much of a core in each rank while it works, and of one core in the harness."""
+SHARE_IDLE = 0.05
+IDLE = 0.1
+"""A rank that uses less of a core than this waits for something, perhaps in vain, and loses nothing by being asked often."""
 SERVER_S_PER_BYTE = 27e-9
 """Processor time in the rank for a byte of its answer, measured (12.5 us for an entry of 470 bytes)."""
 ANSWER_S = 0.5
@@ -38,7 +43,7 @@ LONGEST_SOCKET = 107
 
 @dataclass(frozen=True, kw_only=True)
 class FlightRecorder:
-    """Asks every `interval_s`, less often where that would cost more than one percent of a core in rank and harness together.
+    """Looks every `interval_s`; asks a rank that computes less often where that would cost it more than half a percent of a core.
 
     A collective open for `suspect_s`, or half of its own timeout where that is shorter, is a suspected hang: once each.
     Long compute is none, as long as nobody waits for it in a collective.
@@ -73,6 +78,21 @@ class _Rank:
     """The handlers that answered at the last look, with records in it."""
     silent: str = ""
     """Why it did not answer the last time; empty where it did."""
+    due: float = 0.0
+    """When it may be asked again while it works, and, earlier, `due_idle` while it does not."""
+    due_idle: float = 0.0
+    idle: bool = False
+    used: tuple[float, float] | None = None
+
+    def look_at_work(self, now: float) -> None:
+        """Set `idle`: whether it used next to no processor time since the last look."""
+        spent_s = cpu_seconds(self.process.pid)
+        if spent_s is None:
+            self.idle = False
+            return
+        if self.used is not None:
+            self.idle = spent_s - self.used[1] <= IDLE * (now - self.used[0])
+        self.used = now, spent_s
 
 
 class FlightRecorderRecorder(Recorder):
@@ -103,7 +123,7 @@ class FlightRecorderRecorder(Recorder):
 
     def stop(self) -> Recorded:
         if self._sampler.stop():
-            self._ask()
+            self._ask(self._current())
         else:
             self._problems["the last look did not end in time"] = None
         facts = {"looks": f"{self._sampler.looks}, {self._sampler.rate_hz:.2f} a second reached"}
@@ -131,50 +151,51 @@ class FlightRecorderRecorder(Recorder):
         return self._where.scratch / f"fr-{pid}.sock"
 
     def _look(self) -> float:
-        cost_s = self._ask()
-        now_ns = self._clock.now_ns()
-        due_s = None
-        for known in self._ranks.values():
-            for handler in known.fresh:
-                text = known.text[handler]
-                ages = stall.open_ages(text, now_ns)
-                if any(age_s > self._config.interval_s for age_s, _ in ages):
-                    known.open_text[handler] = text
-                for age_s, timeout_s in ages:
+        now, now_ns = self._clock.monotonic(), self._clock.now_ns()
+        known = self._current()
+        for one in known:
+            one.look_at_work(now)
+        self._ask([one for one in known if now >= (one.due_idle if one.idle else one.due)])
+        overdue = False
+        for one in known:
+            for handler in one.fresh:
+                for age_s, timeout_s in stall.open_ages(one.text[handler], now_ns):
                     left_s = min(self._config.suspect_s, timeout_s / 2) - age_s
-                    due_s = left_s if due_s is None else min(due_s, left_s)
-        if due_s is None:
-            return cost_s
-        if due_s > 0:
-            # Looked at in time even where the budget alone would have it later.
-            self._sampler.soon(due_s + 0.01)
-        else:
+                    overdue = overdue or left_s <= 0
+                    if age_s > self._config.interval_s / 2:
+                        one.open_text[handler] = one.text[handler]
+                        # Looked at in time even where the budget alone would have it later.
+                        one.due = min(one.due, now + max(left_s, self._config.interval_s))
+        if overdue:
+            self._ask([one for one in known if not one.fresh], keep=True)
             self._judge(now_ns)
-        return cost_s
+        return 0.0
 
-    def _ask(self) -> float:
-        """Every rank that can answer, all at once; answers the processor time that it cost the ranks."""
-        for known in self._ranks.values():
-            known.fresh.clear()
-        asked: dict[tuple[int, str], tuple[Path, str]] = {}
-        for process in self._where.processes():
-            if process.rank is None:
-                continue
-            known = self._known(process.rank, process)
-            for handler in self._handlers(known):
-                asked[process.rank, handler] = (self._socket(process.pid), handler)
-        cost_s = 0.0
+    def _current(self) -> list[_Rank]:
+        return [self._known(one.rank, one) for one in self._where.processes() if one.rank is not None]
+
+    def _ask(self, ranks: Sequence[_Rank], keep: bool = False) -> None:
+        """Ask the ranks, all at once; those of the others that answered before are fresh no more, unless `keep`."""
+        if not keep:
+            for one in self._ranks.values():
+                one.fresh.clear()
+        asked = {
+            (one.process.rank, handler): (self._socket(one.process.pid), handler)
+            for one in ranks
+            for handler in self._handlers(one)
+        }
+        now = self._clock.monotonic()
         for (rank, handler), text in worker_server.ask_all(asked, ANSWER_S, self._clock.monotonic).items():
-            known = self._ranks[rank]
+            known = self._ranks[rank or 0]
             if text is None:
                 known.silent = f"does not answer ({condition(known.process.pid) or 'ended'})"
                 continue
             known.silent = ""
-            cost_s += len(text) * SERVER_S_PER_BYTE
+            cost_s = len(text) * SERVER_S_PER_BYTE
+            known.due, known.due_idle = now + cost_s / SHARE, now + cost_s / SHARE_IDLE
             if b'"entries"' in text:
                 known.text[handler] = text
                 known.fresh.add(handler)
-        return cost_s
 
     def _known(self, rank: int, process: RankProcess) -> _Rank:
         known = self._ranks.get(rank)
@@ -217,7 +238,8 @@ class FlightRecorderRecorder(Recorder):
                 self._problems[f"{handler}: not a flight recorder of a known form: {type(error).__name__}: {error}"] = None
                 continue
             fresh = [rank for rank, known in self._ranks.items() if handler in known.fresh]
-            for found in stall.find(records, now_ns, self._config.suspect_s, self._where.world_size, fresh):
+            world_size = self._where.world_size or max(self._ranks, default=-1) + 1
+            for found in stall.find(records, now_ns, self._config.suspect_s, world_size, fresh):
                 if found.key in self._told:
                     continue
                 self._told.add(found.key)

@@ -66,6 +66,7 @@ class NsysRecorder(Recorder):
             try:
                 done = subprocess.run(
                     argv,
+                    env=self._where.environ,
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     timeout=max(0.1, deadline - self._clock.monotonic()),

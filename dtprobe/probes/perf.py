@@ -121,6 +121,7 @@ class PerfRecorder(AttachedRecorder):
                     *("-p", str(process.pid)),
                 ),
                 process.folder / complaints,
+                self.where.environ,
                 pass_fds=(its_control, its_answer),
             )
         finally:
@@ -144,7 +145,7 @@ class PerfRecorder(AttachedRecorder):
         fields = "comm,pid,tid,cpu,time,event,trace" + (",ip,sym,dso" if self._config.stacks else "")
         # Without --no-inline it asks addr2line for each frame: minutes instead of seconds.
         argv = (self._program, "script", "--no-inline", "--ns", "-F", fields, "-i", str(process.folder / "perf.data"))
-        return Program(argv, process.folder / "perf.script.log", stdout=process.folder / "perf.script.txt")
+        return Program(argv, process.folder / "perf.script.log", self.where.environ, stdout=process.folder / "perf.script.txt")
 
 
 def _since_the_epoch(script: Path, offset_ns: int) -> None:

@@ -119,7 +119,12 @@ class PySpyRecorder(Recorder):
         argv += [] if pause else ["--nonblocking"]
         began = self._clock.monotonic()
         self._running = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            argv,
+            env=self._where.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
         try:
             out, complaint = self._running.communicate(timeout=DUMP_TIMEOUT_S)

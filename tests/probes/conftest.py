@@ -36,6 +36,7 @@ class Ranks:
             world_size=self.world_size,
             processes=self.processes,
             suspect=self._suspect,
+            environ=os.environ,
         )
 
     def processes(self) -> list[RankProcess]:

@@ -81,9 +81,7 @@ class EnteredInjection(Injection):
 
     def environ(self, rank: int | None) -> Mapping[str, str]:
         meant = self._meant(rank)
-        ahead = dict(self.entry.ahead) if meant else {}
-        old = self.site.box.environ
-        found = {name: ":".join(filter(None, [value, old.get(name)])) for name, value in ahead.items()}
+        found = dict(self.entry.ahead) if meant else {}
         if meant:
             self._written.setdefault(rank, Firing(t_ns=0, rank=rank, detail=self.entry.detail))
         return found | (self._plan.environ() if rank is None and self.in_ranks() else {})

@@ -117,7 +117,11 @@ class Job:
 
     def fired(self, index: int = 0) -> tuple[Firing, ...]:
         assert self.record is not None
-        return self.record.fired[index][1]
+        return self.record.injected[index].fired
+
+    def problems(self, index: int = 0) -> str:
+        assert self.record is not None
+        return "; ".join(self.record.injected[index].problems)
 
     def where(self, index: int = 0) -> list[tuple[int | None, int | None]]:
         """Rank and call number of each firing."""

@@ -91,7 +91,7 @@ def test_the_program_is_started_as_it_was(job):
 
 def test_a_rank_without_python_is_not_reached_and_no_firing_is_claimed(job):
     job.run("environment:set,rank=1,var=A,value=b", job.launching("sleep", "0.1"))
-    assert job.where() == []
+    assert job.where() == [] and "no rank that is meant ran Python" in job.problems()
 
 
 def test_a_killed_harness_leaves_nothing(job, killed):

@@ -103,6 +103,11 @@ def test_a_rank_that_ends_before_its_time_is_no_firing(job):
     assert job.fired() == () and job.exit_of(1) == 0
 
 
+def test_a_rank_that_never_comes_is_said(job):
+    job.run("process:kill,rank=5", job.command("pass"))
+    assert job.fired() == () and "no rank 5 was seen" in job.problems()
+
+
 def test_a_killed_harness_leaves_no_stopped_rank(job, killed):
     def stopped():
         return [one for one in job.processes() if one.status() == psutil.STATUS_STOPPED]

@@ -5,8 +5,8 @@
 Light recorders run beside the same two processes all the time, and see them or not, in pairs of stretches of random order:
 that leaves out what differs between two starts. `default` is all of those that every run has. Heavy ones, and once more
 `default` with its hook against ranks without, are pairs of whole jobs, ten times as long. Each rank's flight recorder is full (2000
-entries), its dearest state; since it is asked for at a rate, and only seen half of the time, its cost here is up to twice the
-true one. Prints the median of the ratios over the pairs, of wall time and of the ranks' processor time, each with its 95 % bootstrap
+entries), its dearest state. Recorders have a budget of processor time, and here spend it in the half of the time in which
+they see something: the cost of a light one is up to twice the true one. Prints the median of the ratios over the pairs, of wall time and of the ranks' processor time, each with its 95 % bootstrap
 interval: on a machine with other work the processor time says more. The last columns are the recorders' own.
 """
 
@@ -129,6 +129,7 @@ def job(probes: Sequence[Any]) -> Iterator[tuple[Job, list[Any]]]:
             world_size=WORLD_SIZE,
             processes=lambda: made.processes() if made else [],
             suspect=lambda reason: print(f"suspected: {reason}", file=sys.stderr),
+            environ=os.environ,
         )
         recorders = [probe.recorder(where) for probe in probes]
         try:
@@ -198,16 +199,16 @@ def light(name: str, probes: Sequence[Any], pairs: int, seconds: float, rng: ran
     cost = Cost(name, [], [], [], {})
     with job(probes) as (one, recorders):
         steps = steps_for(seconds, one)
-        probed_s = 0.0
+        lasted_s = 0.0
         with recording(one, recorders) as recorded:
             for _ in range(pairs):
                 took = {}
                 for one.visible in rng.sample((False, True), 2):
                     took[one.visible] = one.stretch(steps)
                 cost.pair(took[False], took[True])
-                probed_s += took[True][0]
+                lasted_s += took[False][0] + took[True][0]
                 tick()
-        cost.recorded(recorded, probed_s)
+        cost.recorded(recorded, lasted_s)
     return cost
 
 

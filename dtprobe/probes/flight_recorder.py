@@ -180,13 +180,13 @@ class FlightRecorderRecorder(Recorder):
             for one in self._ranks.values():
                 one.fresh.clear()
         asked = {
-            (one.process.rank, handler): (self._socket(one.process.pid), handler)
-            for one in ranks
+            (number, handler): (self._socket(one.process.pid), handler)
+            for number, one in enumerate(ranks)
             for handler in self._handlers(one)
         }
         now = self._clock.monotonic()
-        for (rank, handler), text in worker_server.ask_all(asked, ANSWER_S, self._clock.monotonic).items():
-            known = self._ranks[rank or 0]
+        for (number, handler), text in worker_server.ask_all(asked, ANSWER_S, self._clock.monotonic).items():
+            known = ranks[number]
             if text is None:
                 known.silent = f"does not answer ({condition(known.process.pid) or 'ended'})"
                 continue
@@ -229,6 +229,8 @@ class FlightRecorderRecorder(Recorder):
 
     def _judge(self, now_ns: int) -> None:
         """Suspect what is open for too long and was not told yet."""
+        # A foreign command does not say how many ranks there will be: then those that were seen.
+        world_size = self._where.world_size or max(self._ranks) + 1
         for handler in worker_server.HANDLERS:
             try:
                 records = {

@@ -79,6 +79,7 @@ class InotifyRecorder(Recorder):
 
     def start(self, processes: Sequence[RankProcess]) -> None:
         import pyinotify  # here, since it is an optional package and warns when imported
+
         pyinotify.log.setLevel("CRITICAL")  # it prints what add_watch also returns: a folder that has gone again
 
         mask = pyinotify.ALL_EVENTS & ~pyinotify.IN_ACCESS

@@ -20,12 +20,14 @@ from dtprobe.clock import Clock, SystemClock
 from dtprobe.errors import Unavailable
 from dtprobe.probes import RankProcess, Recorded, Recorder, Where
 from dtprobe.probes.pacing import Sampler
-from dtprobe.probes.procfs import read_small, wchan
+from dtprobe.probes.procfs import read_small
 
 SHARE = 0.01
 """At most this much of one core, over all ranks; of which mappings and renamed threads get half."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
+_KEPT = ("stat", "status", "wchan")
+"""Files that are read in every sample: kept open, which halves their cost."""
 _KINDS = (("socket:", "sockets"), ("pipe:", "pipes"), ("/", "files"))
 
 
@@ -90,48 +92,53 @@ class _Watched:
         self.samples = 0
         self._process = process
         self._proc = f"/proc/{process.pid}"
-        self._start: bytes | None = None
         self._gone = False
+        self._handles: dict[str, int] = {}
         self._names: dict[str, str] = {}
         self._dear_at = 0.0
         process.folder.mkdir(parents=True, exist_ok=True)
         # Unbuffered: a harness that is killed has written all that it saw.
         self._file = self.path.open("ab", buffering=0)
+        try:
+            for name in _KEPT:
+                self._handles[name] = os.open(f"{self._proc}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._gone = True
 
     def sample(self, clock: Clock, whole: bool = False) -> None:
-        """Write one line. A process that has ended, or whose pid another one took over, is not looked at again."""
+        """Write one line. A process that has ended is not looked at again."""
         if self._gone:
             return
         began = clock.monotonic()
         dear = whole or began >= self._dear_at
         try:
             row = self._row(dear)
-        except (OSError, ValueError, IndexError):
-            # It ended while it was read. What its pid names from now on is not the rank.
+        except (ProcessLookupError, FileNotFoundError):
             self._gone = True
             return
         line = {"t_ns": clock.now_ns(), "pid": self._process.pid, "rank": self._process.rank, **row}
         self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
         self.samples += 1
         if dear:
-            self._dear_at = began + max(0.25, (clock.monotonic() - began) / (SHARE / 2))
+            self._dear_at = began + max(0.5, (clock.monotonic() - began) / (SHARE / 2))
 
     def close(self) -> None:
         self._file.close()
+        for handle in self._handles.values():
+            os.close(handle)
         if not self.samples:
             self.path.unlink(missing_ok=True)
 
     def _row(self, dear: bool) -> dict[str, object]:
         # The name may hold spaces and parentheses: fields are counted from the last parenthesis, state (3) first.
-        stat = read_small(f"{self._proc}/stat").rpartition(b")")[2].split()
-        self._start = self._start or stat[19]
-        if stat[0] in (b"Z", b"X") or stat[19] != self._start:
-            raise ValueError("ended")
+        stat = self._read("stat").rpartition(b")")[2].split()
+        if stat[0] in (b"Z", b"X"):
+            raise ProcessLookupError
         row: dict[str, object] = {
             "threads": int(stat[17]),
             "rss_bytes": int(stat[21]) * _PAGE,
             "state": stat[0].decode("ascii"),
-            "wchan": wchan(self._process.pid),
+            "wchan": self._wchan(),
             "cpu_user_s": int(stat[11]) / _TICKS,
             "cpu_system_s": int(stat[12]) / _TICKS,
         }
@@ -141,6 +148,17 @@ class _Watched:
             row["maps"] = self._mappings()
         row["thread_names"] = self._threads(anew=dear)
         return row
+
+    def _read(self, name: str) -> bytes:
+        """The file as it is now. The handle means this process for good, also when its pid is used again."""
+        return os.pread(self._handles[name], 1 << 16, 0)
+
+    def _wchan(self) -> str | None:
+        try:
+            text = self._read("wchan").decode("ascii", "replace")
+        except PermissionError:  # not our process
+            return None
+        return text if text not in ("", "0") else None
 
     def _descriptors(self) -> dict[str, object]:
         kinds = Counter[str]()
@@ -158,7 +176,7 @@ class _Watched:
 
     def _switches(self) -> dict[str, object]:
         found: dict[str, object] = {}
-        for line in read_small(f"{self._proc}/status").splitlines():
+        for line in self._read("status").splitlines():
             if b"voluntary_ctxt" in line:
                 found["involuntary" if line.startswith(b"non") else "voluntary"] = int(line.split()[1])
         return found

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from dtprobe import processes
 
+_TICKS = os.sysconf("SC_CLK_TCK")
+
 
 class Condition(NamedTuple):
     """What a process does as the kernel sees it: its main thread's state letter and the kernel function it waits in."""
@@ -43,6 +45,16 @@ def wchan(pid: int) -> str | None:
     except OSError:
         return None
     return text if text not in ("", "0") else None
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """User and system time of all its threads so far; None where there is no such process."""
+    try:
+        # The name may hold spaces and parentheses: it ends at the last one. Fields 14 and 15 then are the times.
+        fields = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def condition(pid: int) -> Condition | None:

@@ -45,7 +45,9 @@ def _say(text: str, code: int) -> int:
 
 def _crashed(error: Exception) -> int:
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a usage error of the option parser
-        return _say(f"{error.format_message()}; `dtprobe --help` shows the usage", error.exit_code)
+        if not error.format_message():  # the help was asked for by saying nothing, and has been printed
+            return int(error.exit_code)
+        return _say(f"{error.format_message().rstrip('.')}; `dtprobe --help` shows the usage", error.exit_code)
     import tempfile
 
     with tempfile.NamedTemporaryFile("w", prefix="dtprobe-crash-", suffix=".txt", delete=False, encoding="utf-8") as file:

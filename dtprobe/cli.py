@@ -203,6 +203,7 @@ def show(
     out: Out = Path("runs"),
     as_json: Json = False,
     report: Annotated[bool, typer.Option("--report", help="Write report.html and report.md of the run again.")] = False,
+    runs: Annotated[int | None, typer.Option("--runs", metavar="N", min=1, help="List the newest N runs instead.")] = None,
 ) -> None:
     """A finished run once more: the three arms, the verdict, why, and where its report lies.
 
@@ -213,6 +214,9 @@ def show(
     from dtprobe.report import terminal, write
     from dtprobe.store import Store
 
+    if runs is not None:
+        terminal.render_runs(Store(out).runs(runs), Console())
+        return
     found = Store(out).find(run_id)
     if report:
         write(found.path)

@@ -184,7 +184,9 @@ def _named(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    names = [_split_name(row.get("profiling_name")) for row in rows]
+    given = [as_text(row.get("profiling_name")) for row in rows]
+    split = {name: _split_name(name) for name in set(given)}
+    names = [split[name] for name in given]
     stacks = _Stacks()
     told = [stacks.told(row.get("frames")) for row in rows]
     shapes = _Shapes()
@@ -258,6 +260,9 @@ class _Shapes:
     def told(self, shapes: Any) -> str | None:
         if not isinstance(shapes, list | tuple):
             return None
+        if len(shapes) == 1 and type(shapes[0]) is list and len(shapes[0]) == 1 and type(shapes[0][0]) is int:
+            size = as_int(shapes[0][0])
+            return None if size is None else f"[[{size}]]"  # by far the most: flat gradients and parameters
         key = id(shapes)
         if key not in self._told:
             self._told[key] = self._text(shapes)
@@ -266,19 +271,20 @@ class _Shapes:
     @staticmethod
     def _text(shapes: Sequence[Any]) -> str | None:
         if not all(
-            isinstance(shape, list | tuple) and all(type(size) is int for size in shape[:16]) for shape in shapes[:MAX_TEXT]
+            isinstance(shape, list | tuple) and all(as_int(size) is not None for size in shape[:16])
+            for shape in shapes[:MAX_TEXT]
         ):
             return None
-        text = (
-            "[" + ",".join("[" + ",".join(str(as_int(size)) for size in shape[:16]) + "]" for shape in shapes[:MAX_TEXT]) + "]"
-        )
+        text = "[" + ",".join("[" + ",".join(str(size) for size in shape[:16]) + "]" for shape in shapes[:MAX_TEXT]) + "]"
         return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
 
 
 def _joined(values: Any) -> str | None:
     if not isinstance(values, list | tuple):
         return None
-    return ",".join(str(value) for value in values[:512] if isinstance(value, str))[:MAX_TEXT]
+    if len(values) == 1 and isinstance(values[0], str):
+        return values[0][:MAX_TEXT]
+    return ",".join(value for value in values[:512] if isinstance(value, str))[:MAX_TEXT]
 
 
 class _Stacks:

@@ -60,7 +60,7 @@ def read_strace(
     clock, pids, noise = Clock(day), Pids(path), Noise()
     pieces: list[pa.Table] = []
     starts: list[int] = []
-    late: list[pa.Table] = []
+    late: list[pl.DataFrame] = []
     held = last = shape = None
     with opened(path) as file:
         for part in strace_lines.parts(file):
@@ -73,7 +73,7 @@ def read_strace(
             if last is not None:  # most calls that were open end in the next piece: only few are later
                 back = done.filter(pl.col("line").is_between(starts[-1], first, closed="left"))
                 pieces.append(_finished(pl.concat([last, back]).sort("line") if len(back) else last))
-                late.append(_finished(done.filter(pl.col("line") < starts[-1])))
+                late.append(_compact(done.filter(pl.col("line") < starts[-1])))
             starts.append(first)
             last = done.filter(pl.col("line") >= first)
     noise.say(path, problems)
@@ -82,9 +82,9 @@ def read_strace(
         return SCHEMA.empty()
     pieces.append(_finished(last))
     cut = noise.cut()
-    late += [_finished(held)] if cut is None else [_finished(held), _finished(clock.told(cut))]
+    late += [held] if cut is None else [held, clock.told(cut)]
     del part, rows, done, last
-    _sort_in(pieces, starts, pa.concat_tables(late))
+    _sort_in(pieces, starts, _finished(pl.concat(late)))
     table = pa.concat_tables(pieces)
     tids = pl.Series("tid", table["tid"])
     if pids.alone is not None:
@@ -119,7 +119,7 @@ def _finished(rows: pl.DataFrame) -> pa.Table:
 
 def _compact(rows: pl.DataFrame) -> pl.DataFrame:
     """The rows without the text of the piece that they were found in, which polars' strings would keep alive."""
-    return pl.DataFrame(pl.from_arrow(rows.to_arrow(compat_level=pl.CompatLevel.oldest())))
+    return pl.DataFrame(pl.from_arrow(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))) if len(rows) else rows.clear()
 
 
 def _sort_in(pieces: list[pa.Table], starts: list[int], late: pa.Table) -> None:

@@ -23,6 +23,10 @@ _UNFINISHED = b" <unfinished ...>"
 _RESUMED = b" resumed>"
 _DOTS = b"<... "
 _MARGIN = 64
+_ZEROS = np.uint64(0x3030303030303030)
+_SIXES = np.uint64(0x0606060606060606)
+_HIGHS = np.uint64(0xF0F0F0F0F0F0F0F0)
+_PAIRS = np.uint64(0x000000FF000000FF)
 _MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 
 
@@ -63,14 +67,14 @@ def split(part: bytes, starts: Ints, ends: Ints, shape: Form) -> tuple[pl.DataFr
     tid = None
     if shape.pid:
         width = _next(spaces, at, ends) - at
-        tid, fine = _number(letters, at, width, 7)
-        good &= fine
+        tid, fine = _number(words, at, width)
+        good &= fine & (width <= 7)
         at = at + width + 1
         for _ in range(6):
             at = at + (letters[at] == 32)
     time = None
     if shape.time:
-        time, fine = _time(letters, at, shape)
+        time, fine = _time(letters, words, at, shape)
         good &= fine
         at = at + shape.time + 1
     good &= at < ends
@@ -109,7 +113,7 @@ def split(part: bytes, starts: Ints, ends: Ints, shape: Form) -> tuple[pl.DataFr
         | (_next(spaces, value_end, ends) >= ends)
         | _timed(letters, spaces, value_end, ends)
     )
-    took = _took(letters, ends, done)
+    took = _took(letters, words, ends, done)
     done &= (letters[ends - 1] != 62) | ~np.isnan(took) | (letters[value_end] == 60)
 
     good = done | unfinished
@@ -163,42 +167,42 @@ def _equal(words: Words, at: Ints, text: bytes) -> Bits:
     return same
 
 
-def _number(letters: npt.NDArray[np.uint8], at: Ints, width: Ints, most: int) -> tuple[Ints, Bits]:
-    """Decimal numbers of at most `most` digits, and where they are."""
-    value = np.zeros(len(at), np.int64)
-    fine = (width > 0) & (width <= most)
-    for offset in range(most):
-        inside = offset < width
-        digit = letters[np.minimum(at + offset, len(letters) - 1)].astype(np.int64) - 48
-        fine &= ~inside | ((digit >= 0) & (digit <= 9))
-        value = np.where(inside, value * 10 + digit, value)
-    return value, fine
+def _number(words: Words, at: Ints, width: Ints | int) -> tuple[Ints, Bits]:
+    """Decimal numbers of one to eight digits, and where they are: all digits of a number at once, in one machine word."""
+    count = np.asarray(width)
+    shift = np.uint64(8) * (np.uint64(8) - count.clip(1, 8).astype(np.uint64))
+    # moved up, with zeros for the leading digits that are not there; a shift by all 64 bits gives 0
+    digits = ((words[at] << shift) | (_ZEROS >> (np.uint64(64) - shift))) - _ZEROS
+    fine = ((digits | (digits + _SIXES)) & _HIGHS == 0) & (count > 0) & (count <= 8)
+    digits = digits * np.uint64(10) + (digits >> np.uint64(8))
+    low, high = digits & _PAIRS, (digits >> np.uint64(16)) & _PAIRS
+    value = (low * np.uint64(1_000_000 << 32 | 100) + high * np.uint64(10_000 << 32 | 1)) >> np.uint64(32)
+    return value.astype(np.int64), fine
 
 
-def _time(letters: npt.NDArray[np.uint8], at: Ints, shape: Form) -> tuple[Ints, Bits]:
+def _time(letters: npt.NDArray[np.uint8], words: Words, at: Ints, shape: Form) -> tuple[Ints, Bits]:
     """Nanoseconds of the times that begin at each position; all have the form's length."""
-
-    def digits(offset: int, count: int) -> tuple[Ints, Bits]:
-        return _number(letters, at + offset, np.full(len(at), count), count)
-
     at = np.minimum(at, len(letters) - _MARGIN)
-    fields = [(0, 2, 3600), (3, 2, 60), (6, 2, 1)] if shape.clock else [(0, 10, 1)]
-    point = 8 if shape.clock else 10
-    total = np.zeros(len(at), np.int64)
     fine = letters[at + shape.time] == 32
-    for offset, count, unit in fields:
-        value, good = digits(offset, count)
-        total += value * unit
-        fine &= good
-    for offset in (2, 5) if shape.clock else ():
-        fine &= letters[at + offset] == 58
-    fine &= total < 9_000_000_000
+    if shape.clock:
+        point, total = 8, np.zeros(len(at), np.int64)
+        for offset, unit in ((0, 3600), (3, 60), (6, 1)):
+            value, good = _number(words, at + offset, 2)
+            total += value * unit
+            fine &= good
+        fine &= (letters[at + 2] == 58) & (letters[at + 5] == 58)
+    else:
+        point = 10
+        (first, good), (second, also) = _number(words, at, 8), _number(words, at + 8, 2)
+        total = first * 100 + second
+        fine &= good & also & (total < 9_000_000_000)
     total = np.where(fine, total, 0) * 10**9
     if shape.time > point:
-        count = shape.time - point - 1
-        value, good = digits(point + 1, count)
-        total += value * 10 ** (9 - count)
-        fine &= good & (letters[at + point] == 46)
+        fine &= letters[at + point] == 46
+        for offset in range(0, shape.time - point - 1, 3):
+            value, good = _number(words, at + point + 1 + offset, 3)
+            total += value * 10 ** (6 - offset)
+            fine &= good
     return total, fine
 
 
@@ -209,25 +213,21 @@ def _timed(letters: npt.NDArray[np.uint8], spaces: Ints, at: Ints, ends: Ints) -
     return (letters[after] == 60) & (letters[ends - 1] == 62) & (_next(spaces, after, ends) >= ends)
 
 
-def _took(letters: npt.NDArray[np.uint8], ends: Ints, done: Bits) -> npt.NDArray[np.float64]:
+def _took(letters: npt.NDArray[np.uint8], words: Words, ends: Ints, done: Bits) -> npt.NDArray[np.float64]:
     """The seconds in ` <0.000123>` at the line's end, which always have six decimals; NaN where there are none."""
-    point = np.maximum(ends - 8, 0)
-    fine = done & (letters[ends - 1] == 62) & (letters[point] == 46)
-    micros, good = _number(letters, point + 1, np.full(len(ends), 6), 6)
-    fine &= good
-    whole = np.zeros(len(ends), np.int64)
-    unit, open_ = np.ones(len(ends), np.int64), fine.copy()
-    bracket = np.zeros(len(ends), bool)
-    for back in range(1, 9):
-        letter = letters[np.maximum(point - back, 0)].astype(np.int64)
-        digit = open_ & (letter >= 48) & (letter <= 57)
-        bracket |= open_ & (letter == 60) & (letters[np.maximum(point - back - 1, 0)] == 32) & (back > 1)
-        whole += np.where(digit, (letter - 48) * unit, 0)
-        unit = np.where(digit, unit * 10, unit)
-        open_ = digit
-        if not open_.any():
+    point = np.maximum(ends - 8, 16)
+    micros, fine = _number(words, point + 1, 6)
+    fine &= done & (letters[ends - 1] == 62) & (letters[point] == 46) & (ends >= 24)
+    bracket = point - 1
+    for _ in range(7):
+        more = fine & (letters[bracket] != 60)
+        if not more.any():
             break
-    return np.where(fine & bracket, whole + micros / 1e6, np.nan)
+        bracket = bracket - more
+    width = point - bracket - 1
+    whole, good = _number(words, bracket + 1, width)
+    fine &= good & (letters[bracket] == 60) & (letters[bracket - 1] == 32)
+    return np.where(fine, whole + micros / 1e6, np.nan)
 
 
 def _strings(part: bytes, words: Words, begin: Ints, end: Ints, valid: Bits | None) -> pl.Series:

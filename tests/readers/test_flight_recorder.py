@@ -132,6 +132,7 @@ def test_values_of_odd_types_are_null_not_fatal(tmp_path: Path) -> None:
         op_id=True,
         process_group=None,
         input_sizes=[["x"]],
+        output_sizes=[[1 << 80]],
         state=3,
         frames=[1, {}],
         input_dtypes="Float",
@@ -139,7 +140,7 @@ def test_values_of_odd_types_are_null_not_fatal(tmp_path: Path) -> None:
     )
     dump, problems = read(tmp_path, {"version": 2, "entries": [odd, "no entry", {}, entry()]})
     row = dump.collectives.iloc[0]
-    for name in ("t_ns", "seq", "op_id", "group", "sizes", "state", "dtypes", "retired", "version"):
+    for name in ("t_ns", "seq", "op_id", "group", "sizes", "out_sizes", "state", "dtypes", "retired", "version"):
         assert pd.isna(row[name]), name
     assert len(dump.collectives) == 2
     assert [(one.kind, one.text) for one in problems] == [("noise", "2 of 4 entries are not records")]

@@ -107,16 +107,20 @@ class Watch:
     """A thread that calls `act` once for each targeted rank, when its program has run for `after_s`.
 
     Without `rank`, a command in which no rank shows itself until then is acted on as a whole (rank None), unless it is
-    known to be one that starts ranks. `again` keeps acting on what is started anew under the same rank.
+    known to be one that starts ranks. `again` keeps acting on what is started anew under the same rank; `whole` acts on a
+    foreign command as a whole where no rank is named.
     """
 
-    def __init__(self, site: Site, target: Target, act: Callable[[Seen], None], *, again: bool = False) -> None:
+    def __init__(
+        self, site: Site, target: Target, act: Callable[[Seen], None], *, again: bool = False, whole: bool = False
+    ) -> None:
         self.problems: dict[str, None] = {}
         self._ranks = Ranks(site)
         self._site = site
         self._target = target
         self._act = act
         self._again = again
+        self._whole = whole
         self._done: set[int | tuple[int | None, Identity] | None] = set()
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -154,8 +158,10 @@ class Watch:
         seen = self._ranks.look()
         ranks = [one for one in seen if one.rank is not None]
         targets = [one for one in ranks if one.rank is not None and self._target.hits(one.rank)]
-        if not ranks and self._target.rank is None and self._site.world_size is None:
+        if self._target.rank is None and not ranks and self._site.world_size is None:
             targets = seen
+        elif self._target.rank is None and self._whole and len(ranks) < len(seen):
+            targets = [one for one in seen if one.rank is None]
         soonest = LOOK_S
         for one in targets:
             key = (one.rank, one.who) if self._again else one.rank

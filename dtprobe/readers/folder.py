@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pandas as pd
 
-from dtprobe.readers import events, flight_recorder, inotify, logs, nccl_ring, nsys, perf, proc, pyspy, strace
+from dtprobe.readers import bpf, events, flight_recorder, inotify, logs, nccl_ring, nsys, perf, proc, pyspy, strace
 from dtprobe.readers.artifact import Problem, Problems, ReaderError, one_line, rank_of
 from dtprobe.readers.schema import Schema
 
@@ -65,6 +65,11 @@ def _dump(path: Path, rank: int | None, problems: Problems) -> dict[str, pd.Data
     return {"collectives": dump.collectives, "groups": dump.groups}
 
 
+def _traced(path: Path, rank: int | None, problems: Problems) -> dict[str, pd.DataFrame]:
+    traced = bpf.read_bpf(path, rank, problems)
+    return {"perf_samples": traced.samples, "perf_counts": traced.counts}
+
+
 _READERS: Mapping[str, tuple[str, Reader]] = {
     "strace": (r"strace[\w.-]*", _one("syscalls", strace.read_strace)),
     "flight_recorder": (r"fr-\d+\.json|(?:\w+_trace_rank_|_dump_)\d+(?:\.json)?", _dump),
@@ -74,6 +79,7 @@ _READERS: Mapping[str, tuple[str, Reader]] = {
     "inotify": (r"inotify[\w.-]*\.(?:txt|csv|log)", _one("file_events", inotify.read_inotify)),
     "perf_script": (r"perf[\w.-]*\.script\.txt", _one("perf_samples", perf.read_perf_script)),
     "perf_stat": (r"perf[\w.-]*\.stat\.(?:txt|csv|json)", _one("perf_counts", perf.read_perf_stat)),
+    "bpf": (r"bpf\.txt", _traced),
     "nsys": (r"[\w.-]*\.sqlite", _one("gpu_ops", nsys.read_nsys)),
     "nccl_ring": (r"nccl-\d+(?:-\d+)?\.ring", _one("nccl_calls", nccl_ring.read_nccl_ring)),
     "logs": (r"(?:stdout|stderr)\.log", _one("log_lines", logs.read_logs)),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dtprobe.readers import events, flight_recorder, inotify, logs, nsys, perf, proc, pyspy, strace
+from dtprobe.readers import bpf, events, flight_recorder, inotify, logs, nsys, perf, proc, pyspy, strace
 from dtprobe.readers.artifact import Problem, ReaderError
 from dtprobe.readers.schema import Schema
 
@@ -33,6 +33,7 @@ READERS: dict[str, tuple[Callable[..., pd.DataFrame], Schema, str]] = {
     "events": (events.read_events, events.SCHEMA, "flight_recorder/*.json"),
     "logs": (logs.read_logs, logs.SCHEMA, "strace/f-stderr.txt"),
     "nsys": (nsys.read_nsys, nsys.SCHEMA, ""),
+    "bpf": (lambda path, problems: bpf.read_bpf(path, problems=problems).samples, perf.SAMPLES, ""),
 }
 
 
@@ -49,6 +50,9 @@ SAMPLES = {
     name: [path.read_bytes() for path in sorted(CORPUS.glob(pattern))] for name, (_, _, pattern) in READERS.items() if pattern
 }
 SAMPLES["nsys"] = [synthetic_export()]
+SAMPLES["bpf"] = [
+    b"1790000000.000000007 41 42 tracepoint:syscalls:sys_enter_futex python\n@calls[uprobe:libc:malloc]: 9\n" * 20
+]
 TOKENS = [
     b"",
     b"\0",

@@ -24,7 +24,7 @@ from dtprobe.clock import Clock, SystemClock
 from dtprobe.errors import Unavailable
 from dtprobe.probes import RankProcess, Recorded, Recorder, Where, stall, worker_server
 from dtprobe.probes.pacing import Sampler
-from dtprobe.probes.procfs import condition, cpu_seconds
+from dtprobe.probes.procfs import condition, wanted_seconds
 
 HOOK = Path(dtprobe.__file__).resolve().parent / "hook"
 """The folder that goes on the ranks' PYTHONPATH."""
@@ -33,7 +33,7 @@ SHARE = 0.005
 """At most this much of a core in each rank while it works, and of one core in the harness."""
 SHARE_IDLE = 0.05
 IDLE = 0.1
-"""A rank that uses less of a core than this waits for something, perhaps in vain, and loses nothing by being asked often."""
+"""A rank that wants less of a core than this waits for something, perhaps in vain, and loses nothing by being asked often."""
 SERVER_S_PER_BYTE = 27e-9
 """Processor time in the rank for a byte of its answer, measured (12.5 us for an entry of 470 bytes)."""
 ANSWER_S = 0.5
@@ -85,14 +85,14 @@ class _Rank:
     used: tuple[float, float] | None = None
 
     def look_at_work(self, now: float) -> None:
-        """Set `idle`: whether it used next to no processor time since the last look."""
-        spent_s = cpu_seconds(self.process.pid)
-        if spent_s is None:
+        """Set `idle`: whether it wanted next to no processor time since the last look."""
+        wanted_s = wanted_seconds(self.process.pid)
+        if wanted_s is None:
             self.idle = False
             return
         if self.used is not None:
-            self.idle = spent_s - self.used[1] <= IDLE * (now - self.used[0])
-        self.used = now, spent_s
+            self.idle = wanted_s - self.used[1] <= IDLE * (now - self.used[0])
+        self.used = now, wanted_s
 
 
 class FlightRecorderRecorder(Recorder):

@@ -47,14 +47,21 @@ def wchan(pid: int) -> str | None:
     return text if text not in ("", "0") else None
 
 
-def cpu_seconds(pid: int) -> float | None:
-    """User and system time of all its threads so far; None where there is no such process."""
+def wanted_seconds(pid: int) -> float | None:
+    """Processor time that all its threads had so far, and that its main thread waited for; None where there is no such process.
+
+    A process that does not get the processor that it wants is at work.
+    """
     try:
         # The name may hold spaces and parentheses: it ends at the last one. Fields 14 and 15 then are the times.
         fields = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        had_s = (int(fields[11]) + int(fields[12])) / _TICKS
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    try:
+        return had_s + int(read_small(f"/proc/{pid}/schedstat").split()[1]) / 1e9
+    except OSError:  # a kernel without CONFIG_SCHED_INFO
+        return had_s
 
 
 def condition(pid: int) -> Condition | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PANEL = (340, 200)
 WIDE = 920
 NARROW = 340
-LANE = 46
+LANE = 58
 """Height of a rank's lane, in pixels like all sizes here."""
 GLYPH = 5.6
 """Width of a letter of a label, about: the page's font is the reader's, so labels keep some distance."""
@@ -176,7 +176,7 @@ def _lane(axes: Axes, row: int, lane: Lane, arm: str, per_px: float, length_s: f
         gid = f"mark-{row}-{index}"
         times = f", {mark.count} times" if mark.count > 1 else ""
         notes[gid] = f"{mark.text} at {words.number(mark.t_s, 's')}{times}"
-        axes.plot([mark.t_s], [row - 0.3], marker="v", ms=5.5, color=INK.text, lw=0, gid=gid)
+        axes.plot([mark.t_s], [row - 0.28], marker="v", ms=5.5, color=INK.text, lw=0, gid=gid)
     above: list[tuple[float, float]] = []
     firsts = {mark.text: mark for mark in reversed(lane.marks)}
     for mark in sorted(firsts.values(), key=lambda mark: (mark.common, mark.t_s)):  # what is rare finds a place first
@@ -203,7 +203,7 @@ def _write(
         return
     taken.append((center - half - 4 * per_px, center + half + 4 * per_px))
     axes.text(
-        center, row - 0.42 if above else row + 0.22, text, color=color, size=10, ha="center", va="bottom" if above else "top"
+        center, row - 0.4 if above else row + 0.2, text, color=color, size=10, ha="center", va="bottom" if above else "top"
     )
 
 

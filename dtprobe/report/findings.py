@@ -116,23 +116,22 @@ def outcomes(folder: RunFolder) -> tuple[Outcome, ...]:
     frame = pd.DataFrame(rows, columns=["arm", "rank", "ending", "wall_s", "bad"])
     found = []
     for arm in folder.arms:
-        mine = frame[frame["arm"] == arm]
+        mine = frame[frame["arm"] == arm].astype({"rank": "Int64"})
         runs = mine.groupby("rank", dropna=False).size().max() if len(mine) else 0
-        per_rank = mine.groupby(["rank", "ending"], dropna=False).size().reset_index(name="n")
-        alike = per_rank.groupby(["ending", "n"], sort=False)["rank"].agg(list).reset_index()
-        for row in alike.itertuples():
-            these = mine[mine["rank"].isin(row.rank) & (mine["ending"] == row.ending)]
-            walls = these["wall_s"].dropna().astype(float)
-            shown = words.interval(walls.min(), walls.max(), "s") if len(walls) > 1 else words.number(walls.max(), "s")
+        per_rank = mine.groupby(["rank", "ending"], dropna=False, sort=False).agg(
+            n=("bad", "size"), walls=("wall_s", list), bad=("bad", "max")
+        )
+        for (ending, n), rows in per_rank.reset_index().groupby(["ending", "n"], sort=False):
+            walls = [float(wall) for some in rows["walls"] for wall in some if not pd.isna(wall)]
             found.append(
                 Outcome(
                     arm=arm,
-                    who=words.ranks(row.rank),
-                    ending=row.ending,
-                    count=int(row.n),
+                    who=words.ranks(rows["rank"]),
+                    ending=ending,
+                    count=int(n),
                     of=int(runs),
-                    wall=shown if len(walls) else "-",
-                    bad=bool(these["bad"].any()),
+                    wall=words.interval(min(walls), max(walls), "s") if walls else "-",
+                    bad=bool(rows["bad"].any()),
                 )
             )
     return tuple(found)

@@ -51,6 +51,7 @@ class _Pictures:
     """Draws the page's figures when the template asks for one."""
 
     def __init__(self, page: Page) -> None:
+        self._rows = {row.name: index for index, row in enumerate(page.metrics, start=1)}
         lengths = [item.length_s for item in page.timelines]
         self.one_scale = bool(lengths) and max(lengths) <= 6 * min(lengths)
         self.longest_s = max(lengths, default=0.0)
@@ -58,9 +59,11 @@ class _Pictures:
     def panel(self, data: Panel) -> Markup:
         return Markup(svg.inline(figures.panel(data), f"panel-{data.name}", data.title, data.summary))
 
-    def interval(self, row: MetricRow, index: int) -> Markup:
+    def interval(self, row: MetricRow) -> Markup:
         told = "; ".join(f"{cell.arm} {cell.value}" for cell in row.cells)
-        return Markup(svg.inline(figures.interval(row.points, row.documented_values), f"metric-{index}", row.name, told))
+        return Markup(
+            svg.inline(figures.interval(row.points, row.documented_values), f"metric-{self._rows[row.name]}", row.name, told)
+        )
 
     def timeline(self, data: Timeline, size: str) -> Markup:
         length_s = self.longest_s if self.one_scale else data.length_s

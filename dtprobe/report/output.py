@@ -29,7 +29,7 @@ TELLING = (
 
 _ANY = re.compile("|".join(TELLING))
 _OWN_PREFIX = re.compile(r"^\S*\[?rank\s?\d+\]?:?\s*")
-_CARETS = re.compile(r"(?:\[\w.]+\]:)?[\s^~]*")
+_CARETS = re.compile(r"(?:\[[\w.]+\]:)?[\s^~]*")
 """The line under a traceback's source line, which says little without its column."""
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
@@ -77,10 +77,11 @@ def _from_frame(folder: RunFolder) -> pd.DataFrame:
 
 
 def _from_files(folder: RunFolder) -> Iterator[dict[str, Any]]:
-    for path in sorted(folder.path.glob("*/*/rank*/stderr.log"))[:2000]:
+    for path in sorted(folder.path.glob("*/*/*/stderr.log"))[:2000]:
         source = path.relative_to(folder.path)
-        arm, repeat, rank = source.parts[0], source.parts[1], source.parts[2].removeprefix("rank")
-        if not (repeat.isdigit() and rank.isdigit()) or folder.artifact(str(source)) is None:
+        arm, repeat, who = source.parts[:3]
+        rank = int(who.removeprefix("rank")) if who.removeprefix("rank").isdigit() else None
+        if not repeat.isdigit() or folder.artifact(str(source)) is None:
             continue
         try:
             with path.open("rb") as file:
@@ -94,7 +95,7 @@ def _from_files(folder: RunFolder) -> Iterator[dict[str, Any]]:
         for number, text in enumerate(tail, start=1):
             if _ANY.search(text[: 4 * LINE_CHARS]):
                 line = number if whole else None
-                yield dict(zip(_COLUMNS, (arm, int(repeat), int(rank), str(source), line, text), strict=True))
+                yield dict(zip(_COLUMNS, (arm, int(repeat), rank, str(source), line, text), strict=True))
 
 
 def _line(folder: RunFolder, rows: pd.DataFrame) -> Line:

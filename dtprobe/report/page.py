@@ -153,7 +153,7 @@ def build(folder: RunFolder) -> Page:
     lines = output.lines(folder)
     return Page(
         scenario=words.clip(name, 120),
-        title=words.clip(text.get("title") or run.get("failure_mode") or name, 200),
+        title=_sentence(words.clip(text.get("title") or run.get("failure_mode") or name, 200)),
         failure_mode=words.clip(run.get("failure_mode") or verdict.get("failure_mode") or "", 80),
         run=words.clip(run.get("id") or folder.path.name, 80),
         started=_when(run.get("started_ns")),
@@ -212,7 +212,7 @@ def _notices(folder: RunFolder) -> tuple[str, ...]:
 
 def _facts(folder: RunFolder) -> tuple[tuple[str, str], ...]:
     run, verdict = folder.run, folder.verdict or {}
-    world_size = max((len(item.get("ranks") or ()) for item in folder.arm_runs), default=0)
+    world_size = run.get("world_size") or max((len(item.get("ranks") or ()) for item in folder.arm_runs), default=0)
     facts = []
     if folder.arms:
         facts.append(("Arms", words.listed(folder.arms)))
@@ -390,6 +390,10 @@ def _commands(folder: RunFolder, name: str) -> tuple[tuple[str, str], ...]:
         again.append(("As it was started", words.clip(started, 1000)))
     again.append(("This report, made again from the run folder", f"dtprobe show {identity} --report"))
     return tuple(again)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _commit(git: Any) -> Any:

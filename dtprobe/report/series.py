@@ -225,19 +225,28 @@ def _panel(name: str, title: str, unit: str, lines: pd.DataFrame, windows: tuple
 
 
 def _working(folder: RunFolder, frame: pd.DataFrame) -> pd.DataFrame:
-    """Samples without those of a rank that had reported its last and then exited well: how it takes itself apart is no finding."""
-    events = folder.frame("events", "t_ns", "rank").dropna()
-    last = events.groupby(["arm", "repeat", "rank"])["t_ns"].max()
-    well = {
-        (run["arm"], run["repeat"], member.get("rank"))
+    """Samples without those of a rank that had reported its last and then exited: how it takes itself apart is no finding.
+
+    Only of a rank that reported for at least half of its time, or its last report would say little about its work. A rank
+    that was killed, or went on to a collective and then failed, keeps its end: there it may have hung.
+    """
+    key = ["arm", "repeat", "rank"]
+    reports = folder.frame("events", "t_ns", "rank").dropna().groupby(key)["t_ns"].agg(["min", "max"])
+    entered = folder.frame("collectives", "t_ns", "rank").dropna().groupby(key)["t_ns"].max()
+    ended = frame.groupby(key)["t_ns"].max()
+    exits = {
+        (run["arm"], run["repeat"], member.get("rank")): member.get("exit_code")
         for run in folder.arm_runs
         for member in run.get("ranks") or []
-        if member.get("exit_code") == 0
     }
-    ends = {key: int(t_ns) for key, t_ns in last.items() if key in well}
-    keys = zip(frame["arm"], frame["repeat"], frame["rank"], strict=True)
-    until = pd.Series([None if pd.isna(key[2]) else ends.get(key) for key in keys], index=frame.index, dtype="Int64")
-    return frame[(frame["t_ns"] <= until).fillna(True)]
+    until: dict[object, int] = {}
+    for who, first, last in reports.itertuples():
+        exited = exits.get(who) == 0 or (exits.get(who) is not None and last >= entered.get(who, last))
+        if exited and 2 * (last - first) >= ended.get(who, last) - first:
+            until[who] = int(last)
+    whose = zip(frame["arm"], frame["repeat"], frame["rank"], strict=True)
+    limit = pd.Series([None if pd.isna(who[2]) else until.get(who) for who in whose], index=frame.index, dtype="Int64")
+    return frame[(frame["t_ns"] <= limit).fillna(True)]
 
 
 def _clocked(folder: RunFolder, zeros: Mapping[tuple[str, int], int], frame: pd.DataFrame) -> pd.DataFrame:
@@ -301,15 +310,18 @@ def _slope(grid: np.ndarray, times: np.ndarray, values: np.ndarray) -> np.ndarra
 
 
 def _difference(lines: pd.DataFrame, measure: Measure) -> float:
-    """How far the arms lie apart, at their peaks or for half of their time, relative to the largest value; 0 is not worth a look.
+    """How far the arms lie apart, relative to the largest value; 0 where it is not worth a look.
 
-    Their ends say nothing: there every process gives back what it held. With one arm alone its own change counts.
+    What a process holds is compared at its peak, since its end and often its start are alike; a rate over all of the time.
+    With one arm alone its own change counts.
     """
-    ends = lines.groupby("arm")["mid"].agg(["first", "max", "median"])
-    if len(ends) == 1:
-        apart = float((ends["max"] - ends["first"]).iloc[0])
+    levels = lines[lines["t_s"] >= 0].groupby("arm")["mid"].agg(["first", "max", "mean"])
+    if levels.empty:
+        return 0.0
+    if len(levels) == 1:
+        apart = float((levels["max"] - levels["first"]).iloc[0])
     else:
-        apart = max(float(np.ptp(ends["max"])), float(np.ptp(ends["median"])))
-    largest = float(ends["max"].abs().max())
+        apart = float(np.ptp(levels["mean" if measure.unit == "%" else "max"]))
+    largest = float(levels["max"].abs().max())
     share = apart / largest if largest else 0.0
     return share if apart >= measure.least and share >= 0.15 else 0.0

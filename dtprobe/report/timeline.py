@@ -100,7 +100,8 @@ def timelines(folder: RunFolder) -> tuple[Timeline, ...]:
         "t_completed_ns",
     )
     events = folder.frame("events", "t_ns", "rank", "kind", "name")
-    made = [_timeline(folder, arm, collectives, events, windows) for arm in ("fault", "mitigated", "control")]
+    alive = folder.frame("proc", "t_ns", "rank")
+    made = [_timeline(folder, arm, collectives, events, alive, windows) for arm in ("fault", "mitigated", "control")]
     return tuple(item for item in made if item is not None and item.lanes)
 
 
@@ -123,12 +124,19 @@ def last_dump(collectives: pd.DataFrame) -> pd.DataFrame:
     found = rows.assign(done=done, waited=~done).groupby(key, dropna=False, as_index=False, sort=False)
     last = found.last()
     waited = found["waited"].max()["waited"]
+    if "source" in last:
+        last["source"] = found["source"].first()["source"]  # the first dump that has it is the one that saw it open
     left = last["done"].astype(bool) | last["t_completed_ns"].notna()
     return last.assign(done=left, waited=waited.astype(bool)).sort_values("t_ns", kind="stable")
 
 
 def _timeline(
-    folder: RunFolder, arm: str, collectives: pd.DataFrame, events: pd.DataFrame, windows: tuple[Window, ...]
+    folder: RunFolder,
+    arm: str,
+    collectives: pd.DataFrame,
+    events: pd.DataFrame,
+    alive: pd.DataFrame,
+    windows: tuple[Window, ...],
 ) -> Timeline | None:
     repeat = folder.traced_repeat(arm)
     run = folder.arm_run(arm, repeat)
@@ -148,7 +156,12 @@ def _timeline(
     members = [item for item in run.get("ranks") or [] if isinstance(item, dict)]
     known = {item.get("rank") for item in members}
     found = sorted({int(rank) for frame in (mine, seen) for rank in frame["rank"].dropna().unique()} - known)
-    members += [{"rank": rank, "launched": True} for rank in found]  # a launcher's children, seen by what they left only
+    for rank in found:  # a launcher's children, seen by what they left only: alive until the last sample of them
+        samples = alive[(alive["arm"] == arm) & (alive["repeat"] == repeat) & alive["rank"].eq(rank).fillna(False)][
+            "t_ns"
+        ].dropna()
+        wall_s = (int(samples.max()) - start) / 1e9 if len(samples) else None
+        members.append({"rank": rank, "launched": True, "wall_s": wall_s})
     lanes = [_lane(item, start, length_s, mine, seen, bool(run.get("timed_out"))) for item in members]
     # with more ranks than fit, those that ended badly or stalled are the ones to see
     chosen = sorted(lanes, key=lambda lane: (not lane.bad, not any(span.kind == "stall" for span in lane.spans)))[:LANES]

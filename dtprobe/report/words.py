@@ -79,10 +79,10 @@ def ending(exit_code: Any, signal: Any, timed_out: Any = False) -> str:
 
 
 def ranks(numbers: Any) -> str:
-    """Ranks as people write them: "rank 3", "ranks 0-2, 5"."""
+    """Ranks as people write them: "rank 3", "ranks 0-2, 5"; what belongs to no rank is the launcher's."""
     found = sorted({int(item) for item in numbers if item is not None and not pd.isna(item)})
     if not found:
-        return "no rank"
+        return "the launcher"
     spans: list[list[int]] = []
     for item in found:
         if spans and item == spans[-1][1] + 1:

@@ -72,6 +72,7 @@ def test_a_hang_is_told_as_it_was_when_suspected_whatever_the_last_dump_says(tmp
         parting.sentence
         == "In group 7, rank 1 came to all_reduce #2 only 4 s after the hang was suspected; ranks 0, 2 waited there."
     )
+    assert {row.place.text for row in parting.rows} == {f"fault/2/rank{rank}/fr-0.json" for rank in range(3)}
     assert [(row.entered, row.state) for row in parting.rows] == [
         ("all_reduce #2", "waiting"),
         ("all_reduce #1", "done"),

@@ -48,7 +48,7 @@ def test_a_clipped_text_shows_its_end_and_its_control_characters() -> None:
 def test_ranks_are_written_as_people_write_them() -> None:
     assert words.ranks([3]) == "rank 3"
     assert words.ranks([2, 0, 1, 5, None, pd.NA]) == "ranks 0-2, 5"
-    assert words.ranks([]) == "no rank"
+    assert words.ranks([None]) == "the launcher"
 
 
 def test_an_ending_says_signal_code_or_deadline() -> None:

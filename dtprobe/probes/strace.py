@@ -50,8 +50,12 @@ class StraceRecorder(Recorder):
         names = ",".join(name if name.startswith(("?", "%", "/")) else f"?{name}" for name in (first, *others))
         self._trace = ("!" if negated else "") + names
         self._files: list[Path] = []
+        self._aside: list[str] = []
 
     def wrap(self, rank: int | None, argv: tuple[str, ...]) -> tuple[str, ...]:
+        if "strace" in argv:  # a fault at system calls; what it traces is in the same file
+            self._aside.append("the command" if rank is None else f"rank {rank}")
+            return argv
         folder = self._where.folder / "launcher" if rank is None else self._where.rank_folder(rank)
         folder.mkdir(parents=True, exist_ok=True)
         self._files.append(folder / "strace.txt")
@@ -63,6 +67,7 @@ class StraceRecorder(Recorder):
 
     def stop(self) -> Recorded:
         problems = [f"every call stops the rank: {self._slow}"] if self._slow else []
+        problems += [f"{who} is traced by a fault at its system calls: a process has one tracer" for who in self._aside]
         written = [file for file in self._files if file.exists()]
         problems += [
             f"{file.parent.name}: strace wrote nothing; its complaint is in stderr.log there"

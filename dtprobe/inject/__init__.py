@@ -134,6 +134,8 @@ class Injector:
     exclusive: bool = False
     """Whether two different actions at one place and time contradict each other."""
     folder: Path = Path()
+    check: Callable[[Fault], None] = lambda fault: None
+    """Raises ValueError for a fault whose action, parameters and targets do not go together; called when it is parsed."""
     probe: Callable[[], Unavailable | None] = field(default=lambda: None)
 
     def __post_init__(self) -> None:

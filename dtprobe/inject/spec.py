@@ -97,9 +97,10 @@ def parse(text: str, injectors: Mapping[str, Injector], *, world_size: int | Non
         raise UsageError(f"fault {text!r}: {name}:{action} needs {', '.join(missing)}", f"add {missing[0]}=...")
     try:
         made = typing.cast(typing.Any, config_type)(**config)
+        fault = Fault(injector=injector, action=action, config=made, target=Target(**typing.cast(typing.Any, target)))
+        injector.check(fault)
     except ValueError as error:
         raise UsageError(f"fault {text!r}: {error}") from error
-    fault = Fault(injector=injector, action=action, config=made, target=Target(**typing.cast(typing.Any, target)))
     _check_target(text, fault.target, world_size)
     return fault
 

@@ -6,12 +6,14 @@ import builtins
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from dtprobe import processes
 from dtprobe.errors import Unavailable
 from dtprobe.inject import Firing, Injection, Injector, Site
-from dtprobe.inject.inrank import Plan, firings, refusals
+from dtprobe.inject.counted import COUNTED, check_op, part, why_not
+from dtprobe.inject.inrank import Plan, firings, lines, refusals
 from dtprobe.inject.ranks import Seen, Watch
 from dtprobe.inject.spec import Fault
 from dtprobe.probes import RankProcess
@@ -20,8 +22,7 @@ CAP_S = 600.0
 """How long a stop lasts at most where for_s does not say."""
 STOPPED_WITHIN_S = 2.0
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM, "int": signal.SIGINT}
-COUNTED = ("op", "group", "nth", "every", "times", "probability")
-"""Targets that mean: at a collective, not at a time."""
+FOLLOW_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +123,19 @@ class ProcessInjection(Injection):
         self._watch = Watch(site, fault.target, self._send if self.outside else self._note)
         self._fired: list[Firing] = []
         self._stopped: list[tuple[processes.Identity, int | None]] = []
+        self._followed: dict[int, processes.Identity | None] = {}
+        self._continued: dict[int, int] = {}
         self._seen: set[int | None] = set()
+        self._hit = False
 
     def check(self) -> Unavailable | None:
         target, action = self.fault.target, self.fault.action
         if target.for_s is not None and action != "stop":
             return Unavailable(f"process:{action} does not last, so for_s={target.for_s:g} means nothing", "leave for_s out")
-        if self.counted:
-            return Unavailable("collectives are not counted inside ranks yet", "aim by after_s")
+        try:
+            check_op(target.op)
+        except ValueError as error:
+            return Unavailable(str(error))
         return None
 
     def prepare(self) -> None:
@@ -138,16 +144,16 @@ class ProcessInjection(Injection):
         config = self.fault.config
         assert is_dataclass(config) and not isinstance(config, type)
         target = self.fault.target
+        if self.counted and target.nth is None and target.every is None and target.probability is None:
+            # Else a rank that is started anew would meet its end again at its next call.
+            target = replace(target, times=target.times or 1)
         self._plan.write(
             {
                 "code": 0,
                 **asdict(config),
-                "index": self.site.index,
-                "seed": self.site.seed,
+                **part(target, self.site),
+                **({} if self.counted else {"counted": None}),
                 "action": self.fault.action,
-                "rank": target.rank,
-                "after_s": target.after_s or 0.0,
-                "counted": {name: getattr(target, name) for name in COUNTED} if self.counted else None,
                 "detail": DETAILS.get(self.fault.action, "{action}").format(action=self.fault.action, **asdict(config)),
                 "text": f"injected: {self.fault}",
             }
@@ -162,20 +168,51 @@ class ProcessInjection(Injection):
     def stop(self) -> tuple[Firing, ...]:
         self._watch.stop()
         self._plan.remove()
-        for who, rank in self._stopped:
-            self._continue(who, rank)
-        inside = () if self.outside else firings(self.site)
+        for stopped, rank in self._stopped:
+            self._continue(stopped, rank)
+        for fired_ns, who in self._followed.items():
+            if who is not None:
+                self._let_go(fired_ns, who)
+        inside = () if self.outside else tuple(self._ended(one) for one in firings(self.site))
+        self._hit = bool(self._fired or inside)
         return tuple(sorted([*self._fired, *inside], key=lambda one: one.t_ns))
 
     def problems(self) -> tuple[str, ...]:
         """Why the fault did not fire, as far as it is known; one sentence each."""
         found = [*self._watch.problems, *refusals(self.site)]
-        if not self._fired and not self._seen and self.fault.target.rank is not None:
+        if self._hit:
+            return tuple(found)
+        if self.counted:
+            found += why_not(self.fault.target, self.site)
+        elif self.fault.target.rank is not None and not self._seen:
             found.append(f"no rank {'+'.join(map(str, self.fault.target.rank))} was seen on this machine")
+        elif not self.outside:
+            found.append("no rank that is meant ran Python with the hook until its time (python -I, -E and -S pass it by)")
         return tuple(found)
+
+    def _ended(self, one: Firing) -> Firing:
+        """A firing inside a rank with the moment at which we let the rank go on."""
+        return replace(one, ended_ns=self._continued.get(one.t_ns, one.ended_ns))
 
     def _note(self, seen: Seen) -> None:
         self._seen.add(seen.rank)
+        if self.counted and self.fault.action == "stop" and len(self._seen) == 1:
+            self._follow()
+
+    def _follow(self) -> None:
+        """Ranks that stopped themselves at a collective are let go after their time."""
+        for line in lines(self.site):
+            if line["kind"] == "fired" and line["t_ns"] not in self._followed:
+                who = self._followed[line["t_ns"]] = processes.identity(line["pid"])
+                if who is not None:
+                    cap_s = CAP_S if self.fault.target.for_s is None else self.fault.target.for_s
+                    self._watch.later(cap_s, partial(self._let_go, line["t_ns"], who))
+        self._watch.later(FOLLOW_S, self._follow)
+
+    def _let_go(self, fired_ns: int, who: processes.Identity) -> None:
+        if fired_ns not in self._continued:
+            self._continued[fired_ns] = self.site.clock.now_ns()
+            processes.send(who, signal.SIGCONT)
 
     def _send(self, seen: Seen) -> None:
         """Outside: the signal, exactly to this process."""

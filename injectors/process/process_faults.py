@@ -11,8 +11,22 @@ from _dtprobe_faults import parts, said, say
 
 def install(hook) -> None:
     for part in parts(hook, "process"):
-        if not said(hook, "fired", part["index"]):
+        if part["counted"] is not None:
+            _at_calls(hook, part)
+        elif not said(hook, "fired", part["index"]):
             _by_time(hook, part)
+
+
+def _at_calls(hook, part) -> None:
+    """In the thread that calls the collective, before it is issued."""
+    from _dtprobe_calls import watch
+
+    def act(call, nth, go):
+        say(hook, "fired", part["index"], call=call.name, nth=nth, detail=part["detail"])
+        ACTIONS[part["action"]](hook, part)
+        return go(call)
+
+    watch(hook, part, act)
 
 
 def _by_time(hook, part) -> None:

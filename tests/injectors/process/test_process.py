@@ -202,10 +202,20 @@ else:
         ("process:gil,seconds=0", "between 0 and 3600"),
         ("process:exception,type=Nothing", "no built-in exception"),
         ("process:kill,node=1", "cannot aim by node"),
-        ("process:kill,for_s=2", "leave for_s out"),
+        ("process:kill,rank=2", "outside world size 2"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_nothing_is_started(job, fault, words):
+def test_what_cannot_be_is_one_line(fault, words):
+    with pytest.raises(catalog.UsageError) as told:
+        parse(fault, KNOWN, world_size=2)
+    assert words in str(told.value) and "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("process:kil,rank=1", "did you mean kill"), ("process:kill,for_s=2", "leave for_s out")],
+)
+def test_bad_input_ends_with_2_and_nothing_is_started(job, fault, words):
     assert words in job.refused(fault)
 
 

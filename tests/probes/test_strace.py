@@ -32,7 +32,7 @@ def test_a_started_thread_shows_as_a_clone_of_the_rank_itself_and_as_nothing_els
     pid = job.children[0].pid
     assert f"pid {pid}\n" in (job.rank(0) / "stdout.log").read_text()
     text = text_of.read_text()
-    assert re.search(rf"^{pid} \d+\.\d{{6}} clone3?\(.*CLONE_THREAD.*\) = \d+ <\d\.\d+>$", text, re.MULTILINE), text
+    assert re.search(rf"^{pid} +\d+\.\d{{6}} clone3?\(.*CLONE_THREAD.*\) = \d+ <\d\.\d+>$", text, re.MULTILINE), text
     assert not re.search(r" (?:mmap|openat|read)\(", text)
     assert recorded.files == (text_of,) and not recorded.problems
     assert (job.rank(0) / "stderr.log").read_text() == ""

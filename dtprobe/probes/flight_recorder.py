@@ -156,20 +156,29 @@ class FlightRecorderRecorder(Recorder):
         for one in known:
             one.look_at_work(now)
         self._ask([one for one in known if now >= (one.due_idle if one.idle else one.due)])
-        overdue = False
+        overdue, oldest_s = False, 0.0
         for one in known:
             for handler in one.fresh:
                 for age_s, timeout_s in stall.open_ages(one.text[handler], now_ns):
+                    oldest_s = max(oldest_s, age_s)
                     left_s = min(self._config.suspect_s, timeout_s / 2) - age_s
                     overdue = overdue or left_s <= 0
                     if age_s > self._config.interval_s / 2:
                         one.open_text[handler] = one.text[handler]
                         # Looked at in time even where the budget alone would have it later.
                         one.due = min(one.due, now + max(left_s, self._config.interval_s))
+        return self._looked(oldest_s, overdue, now_ns)
+
+    def _looked(self, oldest_s: float, overdue: bool, now_ns: int) -> float:
+        """What follows from a look that found an operation open for `oldest_s`; answers what it cost elsewhere."""
         if overdue:
-            self._ask([one for one in known if not one.fresh], keep=True)
+            self._ask_the_others()
             self._judge(now_ns)
         return 0.0
+
+    def _ask_the_others(self) -> None:
+        """Those that were not asked at this look, so that all records are of now."""
+        self._ask([one for one in self._current() if not one.fresh], keep=True)
 
     def _current(self) -> list[_Rank]:
         return [self._known(one.rank, one) for one in self._where.processes() if one.rank is not None]

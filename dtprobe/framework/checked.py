@@ -27,6 +27,7 @@ from dtprobe.errors import Unavailable
 from dtprobe.framework.agreement import Agreement, Said, difference, named
 from dtprobe.framework.errors import CollectiveMismatch
 from dtprobe.framework.forwarding import COLLECTIVES, ForwardingGroup, stand_in
+from dtprobe.framework.part import torch_distributed
 
 _COMPARED = ("op", "group", "reduce_op", "root", "dtype", "shape")
 _END = "the end of checking"
@@ -53,7 +54,7 @@ NAMES = {
 
 def probe() -> Unavailable | None:
     """None where torch.distributed was built in."""
-    return None if dist.is_available() else Unavailable("this torch was built without torch.distributed", "install another")
+    return torch_distributed()
 
 
 class CheckedGroup(ForwardingGroup):

@@ -231,21 +231,27 @@ class SafeFileStore(dist.Store):
     # the end
 
     def close(self, *, timeout_s: float = 5.0) -> None:
-        """Say goodbye; the last rank to do so removes the folder, rank 0 does so in any case after `timeout_s` seconds."""
+        """Say goodbye; the last rank to do so removes the folder, rank 0 does so in any case after `timeout_s` seconds.
+
+        A store that is torn or locked cannot be told goodbye; it is closed, and by rank 0 removed, all the same.
+        """
         if self._file < 0:
             return
+        everyone = self.claim.world_size
         try:
             left = self.add("dtprobe.left", 1)
             deadline = time.monotonic() + timeout_s
-            while self.claim.rank == 0 and left < self.claim.world_size and time.monotonic() < deadline:
+            while self.claim.rank == 0 and left < everyone and time.monotonic() < deadline:
                 time.sleep(_POLL_MOST_S)
-                left = self.add("dtprobe.left", 0) if self.folder.exists() else self.claim.world_size
-            if left >= self.claim.world_size or self.claim.rank == 0:
-                shutil.rmtree(self.folder, ignore_errors=True)
+                left = self.add("dtprobe.left", 0) if self.folder.exists() else everyone
+        except (FrameworkError, dist.DistError):
+            left = 0
         finally:
             os.close(self._file)
             self._file = -1
             _OPEN.discard(self)
+        if left >= everyone or self.claim.rank == 0:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> SafeFileStore:
         return self

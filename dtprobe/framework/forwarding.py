@@ -23,10 +23,12 @@ _NO_TIMEOUT = timedelta(0)
 class ForwardedWork(dist.Work):
     """A collective in flight on a `ForwardingGroup`; lets the back end's own handle go once it has completed."""
 
-    def __init__(self, inner: dist.Work, description: str) -> None:
+    def __init__(self, inner: dist.Work, description: str, *, waits_once: bool = False) -> None:
         super().__init__()
         self._inner: dist.Work | None = inner
         self._description = description
+        # gloo's sends and receives call themselves completed from the start, and a second wait blocks until the timeout
+        self._waits_once = waits_once
         self._failed: BaseException | None = None
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
@@ -40,6 +42,8 @@ class ForwardedWork(dist.Work):
             # what is kept must not hold the frames of those who waited, nor they the work
             self._failed, self._inner = error.with_traceback(None), None
             raise
+        if self._waits_once:
+            self._inner = None
         self.let_go()
         return done
 
@@ -77,7 +81,7 @@ class ForwardedWork(dist.Work):
         """Drop the back end's handle if it has completed, or in any case when the group has `ended`."""
         if self._inner is None:
             return
-        if self._inner.is_completed():
+        if self._inner.is_completed() and not self._waits_once:
             try:
                 self._inner.wait()
             except RuntimeError as error:
@@ -112,6 +116,7 @@ class ForwardingGroup(dist.ProcessGroup):
         self._works: weakref.WeakSet[ForwardedWork] = weakref.WeakSet()
         self._known_name = inner.group_name
         self._known_desc = inner.group_desc
+        self._gloo = inner.name().endswith("gloo")
         # DDP's logger asks a group that calls itself "gloo" or "nccl" for a C++ back end, which a stand-in does not have
         self._known_backend = f"dtprobe:{inner.name()}"
 
@@ -129,7 +134,9 @@ class ForwardingGroup(dist.ProcessGroup):
     @property
     def busy(self) -> bool:
         """Whether a collective whose work someone still holds has not completed."""
-        return any(not work.is_completed() for work in list(self._works))
+        return any(
+            not work.is_completed() for work in list(self._works)
+        )  # gloo's point-to-point always says yes, and blocks no end
 
     def before(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before each collective is passed on, with the method's name and arguments. Raise to refuse it."""
@@ -192,7 +199,10 @@ def _forwarded(name: str) -> Any:
 def _collective(name: str) -> Any:
     def method(self: ForwardingGroup, *args: Any, **kwargs: Any) -> ForwardedWork:
         self.before(name, args, kwargs)
-        work = ForwardedWork(getattr(self.inner, name)(*args, **kwargs), f"{name} on group {self._known_desc!r}")
+        inner = getattr(self.inner, name)(*args, **kwargs)
+        waits_once = name in _POINT_TO_POINT and self._gloo
+        work = ForwardedWork(inner, f"{name} on group {self._known_desc!r}", waits_once=waits_once)
+        del inner
         self._works.add(work)
         return work
 

@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from datetime import timedelta
 
 import psutil
@@ -23,6 +24,7 @@ from dtprobe.errors import Unavailable
 from dtprobe.framework.bootstrap.placement import Placement, PlacementError
 from dtprobe.framework.errors import MissingRanks, RankError
 from dtprobe.framework.filestore import Claim, SafeFileStore, StaleStore, TornRecord
+from dtprobe.framework.part import torch_distributed
 
 __all__ = ["Claim", "PortTaken", "SafeFileStore", "StaleStore", "TornRecord", "meet", "ports", "probe"]
 
@@ -38,7 +40,7 @@ class PortTaken(RankError):
 
 def probe() -> Unavailable | None:
     """None where torch.distributed was built in."""
-    return None if dist.is_available() else Unavailable("this torch was built without torch.distributed", "install another")
+    return torch_distributed()
 
 
 def ports(run: str, attempt: int = 0) -> Iterator[int]:
@@ -48,8 +50,13 @@ def ports(run: str, attempt: int = 0) -> Iterator[int]:
         yield _LOW + int.from_bytes(digest[:4], "big") % (_HIGH - _LOW)
 
 
-def meet(placement: Placement, *, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> dist.TCPStore:
+def meet(
+    placement: Placement, *, timeout_s: float, again: int = 0, clock: Callable[[], float] = time.monotonic
+) -> dist.TCPStore:
     """This job's store, served by rank 0 (or the launcher's agent) and reached by the others, within `timeout_s` seconds.
+
+    `again` counts the jobs that the same processes had before: rank 0 may still be ending the last one when a quicker rank is
+    here already, and that store is not the one to join.
 
     Raises PortTaken when another job or program has the port, StaleStore when a second process claims to be rank 0,
     MissingRanks naming rank 0 when nobody serves the store in time, PlacementError when the environment names no place.
@@ -62,11 +69,11 @@ def meet(placement: Placement, *, timeout_s: float, clock: Callable[[], float] =
         raise PlacementError(f"{placement}: neither a port nor a run id to derive one from", "set MASTER_PORT")
     deadline = clock() + timeout_s
     if placement.rank == 0 and not placement.agent_store:
-        return _serve(placement, timeout_s)
-    return _join(placement, deadline, timeout_s, clock)
+        return _serve(placement, timeout_s, again)
+    return _join(placement, deadline, timeout_s, again, clock)
 
 
-def _serve(placement: Placement, timeout_s: float) -> dist.TCPStore:
+def _serve(placement: Placement, timeout_s: float, again: int) -> dist.TCPStore:
     claim = Claim(placement.run, placement.attempt, 0, placement.world_size, socket.gethostname(), os.getpid())
     for port in _candidates(placement):
         try:
@@ -77,7 +84,7 @@ def _serve(placement: Placement, timeout_s: float) -> dist.TCPStore:
             if "EADDRINUSE" not in str(error) and "address already in use" not in str(error).lower():
                 raise PortTaken(f"rank 0 cannot listen on port {port}: {str(error).splitlines()[0]}", ranks=(0,)) from None
             found = _greeting(placement.master_addr, port)
-            if found is not None and _same_run(found, claim):
+            if found is not None and _same_run(found, claim) and found.pid != claim.pid:
                 raise StaleStore(
                     f"two processes claim to be rank 0 of run {claim.run!r}: {found} and {claim}",
                     "give each process a rank of its own, and each run an id of its own",
@@ -90,12 +97,12 @@ def _serve(placement: Placement, timeout_s: float) -> dist.TCPStore:
                     ranks=(0,),
                 ) from None
             continue
-        store.set(_READY, json.dumps([claim.run, claim.attempt, claim.rank, claim.world_size, claim.host, claim.pid]))
+        store.set(_READY, json.dumps([again, *astuple(claim)]))
         return store
     raise PortTaken(f"none of {_CANDIDATES} ports derived from run {placement.run!r} is free", "set MASTER_PORT", ranks=(0,))
 
 
-def _join(placement: Placement, deadline: float, timeout_s: float, clock: Callable[[], float]) -> dist.TCPStore:
+def _join(placement: Placement, deadline: float, timeout_s: float, again: int, clock: Callable[[], float]) -> dist.TCPStore:
     problem = "nobody listens"
     while clock() < deadline:
         for port in _candidates(placement):
@@ -112,10 +119,11 @@ def _join(placement: Placement, deadline: float, timeout_s: float, clock: Callab
             if placement.agent_store:
                 return _client(placement.master_addr, port, timeout_s)
             found = _greeting(placement.master_addr, port)
-            if found is not None and (found.run, found.attempt) == (placement.run, placement.attempt):
+            ours = found is not None and (found.run, found.attempt) == (placement.run, placement.attempt)
+            if ours and _greeting(placement.master_addr, port, again) is not None:
                 return _client(placement.master_addr, port, timeout_s)
             problem = f"port {port} belongs to {found or 'a program that is no dtprobe store'}"
-            if found is not None and placement.master_port is not None:
+            if found is not None and not ours and placement.master_port is not None:
                 raise PortTaken(
                     f"{placement.master_addr}: {problem}, not to run {placement.run!r} attempt {placement.attempt}",
                     "two jobs use one address: choose another MASTER_PORT",
@@ -138,10 +146,11 @@ def _client(host: str, port: int, timeout_s: float) -> dist.TCPStore:
     return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
 
-def _greeting(host: str, port: int) -> Claim | None:
-    """Who serves the store there; None when it is no store of ours, or not ready."""
+def _greeting(host: str, port: int, again: int | None = None) -> Claim | None:
+    """Who serves the store there, for job number `again` if given; None when it is no such store, or not ready."""
     with contextlib.suppress(dist.DistError, ValueError, TypeError):
-        return Claim(*json.loads(_client(host, port, _LOOK_S).get(_READY)))
+        number, *fields = json.loads(_client(host, port, _LOOK_S).get(_READY))
+        return Claim(*fields) if again in (None, number) else None
     return None
 
 

@@ -146,3 +146,9 @@ def ended(rank: int, code: int, log: Path) -> Ended:
     """What a rank that ended with `code` said in its log."""
     output = log.read_text(encoding="utf-8", errors="replace")
     return Ended(rank, code, [json.loads(line[4:]) for line in output.splitlines() if line.startswith("say ")], output)
+
+
+@pytest.fixture
+def port() -> int:
+    """A port of loopback that was free a moment ago."""
+    return free_port()

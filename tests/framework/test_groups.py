@@ -196,6 +196,7 @@ def test_the_end_does_not_wait_for_a_collective_whose_peer_never_comes(job):
         GROUPS
         + """
 with Groups(timeout_s=60) as groups:
+    dist.barrier()  # the registries' connections to the store, which rank 0 serves, are there
     before = held()
     group = groups.create("g")
     if RANK == 0:

@@ -6,12 +6,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dtprobe.framework.bootstrap.placement import Placement, PlacementError, resolve
+from dtprobe.framework.part import torch_distributed as probe
 
 if TYPE_CHECKING:
     from dtprobe.framework.bootstrap.identity import Peer, verify
     from dtprobe.framework.bootstrap.job import Job, start
 
-__all__ = ["Job", "Peer", "Placement", "PlacementError", "resolve", "start", "verify"]
+__all__ = ["Job", "Peer", "Placement", "PlacementError", "probe", "resolve", "start", "verify"]
 
 _LATER = {"Job": "job", "start": "job", "Peer": "identity", "verify": "identity"}
 

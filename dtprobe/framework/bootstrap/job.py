@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +27,9 @@ from dtprobe.framework.stores import SafeFileStore, meet
 from dtprobe.framework.wires import Opened, Wires, watch
 
 _ACK_S = 5.0
+
+_starts: Counter[tuple[str, int]] = Counter()
+"""How often this process started a job of a run and attempt: each has keys of its own, the last one's may still be there."""
 
 
 class StartFailed(RankError):
@@ -112,8 +116,10 @@ def _start(
         return max(deadline - clock(), 0.05)
 
     with contextlib.ExitStack() as undo:
-        raw = _store(where, folder, left(), undo)
-        store = dist.PrefixStore(f"dtprobe/{where.run}/{where.attempt}", raw)
+        again = _starts[where.run, where.attempt]
+        _starts[where.run, where.attempt] += 1
+        raw = _store(where, folder, left(), again, undo)
+        store = dist.PrefixStore(f"dtprobe/{where.run}/{where.attempt}/{again}", raw)
         peers = verify(where, store, timeout_s=left())
         where = completed(where, peers)
         agreement = Agreement(store, rank=where.rank, members=tuple(range(where.world_size)), prefix="dtprobe.start")
@@ -134,10 +140,10 @@ def _start(
     raise AssertionError("unreachable: the stack swallows nothing")
 
 
-def _store(where: Placement, folder: Path | None, timeout_s: float, undo: contextlib.ExitStack) -> Any:
+def _store(where: Placement, folder: Path | None, timeout_s: float, again: int, undo: contextlib.ExitStack) -> Any:
     if folder is None:
-        return meet(where, timeout_s=timeout_s)
-    run = re.sub(r"[^A-Za-z0-9_.-]", "_", where.run or "run")[:100]
+        return meet(where, timeout_s=timeout_s, again=again)
+    run = re.sub(r"[^A-Za-z0-9_.-]", "_", where.run or "run")[:90] + (f".{again}" if again else "")
     store = SafeFileStore(
         folder, run=run, attempt=where.attempt, rank=where.rank, world_size=where.world_size, timeout_s=timeout_s
     )

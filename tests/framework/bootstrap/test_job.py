@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 START = "from dtprobe.framework.bootstrap import start\n"
 
 
@@ -98,7 +100,7 @@ if RANK == 0:
     from dtprobe.framework.bootstrap import resolve
     from dtprobe.framework.stores import meet
     store = meet(resolve(os.environ), timeout_s=10)
-    key = "dtprobe/127.0.0.1:" + os.environ["MASTER_PORT"] + "/0/dtprobe.identity/0/said"
+    key = "dtprobe/127.0.0.1:" + os.environ["MASTER_PORT"] + "/0/0/dtprobe.identity/0/said"
     store.wait([key], seconds(20))
     os.kill(os.getpid(), signal.SIGKILL)
 say(**caught(lambda: start(deadline_s=30)))
@@ -203,3 +205,49 @@ say(sum=x.item())
     )
     assert [rank.only["sum"] for rank in ranks] == [2.0, 2.0]
     assert list(shared.iterdir()) == []
+
+
+def test_the_same_processes_can_have_one_job_after_another(job):
+    ranks = job(
+        START
+        + """
+sums = []
+for number in range(6):
+    with start(deadline_s=30):
+        x = torch.ones(1) * number
+        dist.all_reduce(x)
+        sums.append(x.item())
+    if RANK == 0:
+        time.sleep(0.05)  # the others knock while the last store has just gone
+say(sums=sums)
+""",
+        world_size=3,
+    )
+    assert [rank.only["sums"] for rank in ranks] == [[0.0, 3.0, 6.0, 9.0, 12.0, 15.0]] * 3
+
+
+@pytest.mark.alone
+def test_fifty_jobs_on_one_host_start_at_once_without_meeting_each_other(job, tmp_path):
+    """No ports are given: each job derives its own from its run's name, and finds its own store whatever the others took."""
+    ranks = job(
+        START
+        + """
+with start(deadline_s=100) as it:
+    x = torch.tensor([float(os.environ["NUMBER"])])
+    dist.all_reduce(x)
+    say(sum=x.item(), number=int(os.environ["NUMBER"]))
+""",
+        processes=100,
+        environ=lambda process: {
+            **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")),
+            "OMPI_COMM_WORLD_RANK": str(process % 2),
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(process % 2),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "PMIX_NAMESPACE": f"{tmp_path.name}-{process // 2}",
+            "NUMBER": str(process // 2),
+        },
+        timeout_s=200,
+    )
+    for rank in ranks:
+        assert rank.only["sum"] == 2 * rank.only["number"]

@@ -7,7 +7,7 @@ that leaves out what differs between two starts. `default` is all of those that 
 `default` with its hook against ranks without, are pairs of whole jobs, ten times as long. Each rank's flight recorder is full (2000
 entries), its dearest state. Recorders have a budget of processor time, and here spend it in the half of the time in which
 they see something: the cost of a light one is up to twice the true one. Prints the median of the ratios over the pairs, of wall time and of the ranks' processor time, each with its 95 % bootstrap
-interval: on a machine with other work the processor time says more. The last columns are the recorders' own.
+interval: on a machine with other work the processor time says more. The last columns are the recorders' own processor time.
 """
 
 from __future__ import annotations
@@ -103,6 +103,15 @@ class Job:
         said = [json.loads(self._line(rank)) for rank in self.ranks]
         return max(wall for wall, _ in said), sum(cpu for _, cpu in said)
 
+    def served_s(self) -> float:
+        """Processor time of the threads that answer the flight recorder's questions, of both ranks."""
+        spent_ns = 0
+        for rank in self.ranks:
+            for thread in Path(f"/proc/{rank.pid}/task").iterdir():
+                if (thread / "comm").read_text() == "pt_workerserver\n":
+                    spent_ns += int((thread / "schedstat").read_text().split()[0])
+        return spent_ns / 1e9
+
     def ready(self) -> None:
         for rank in self.ranks:
             self._line(rank)
@@ -179,14 +188,17 @@ class Cost:
     cpu: list[float]
     own: list[float]
     """The recorder's own processor time as a share of one core."""
+    served: list[float]
+    """The same of the threads that it has in the ranks, of one rank's core."""
     said: dict[str, None]
 
     def pair(self, bare: tuple[float, float], probed: tuple[float, float]) -> None:
         self.wall.append(probed[0] / bare[0])
         self.cpu.append(probed[1] / bare[1])
 
-    def recorded(self, recorded: Sequence[Recorded], seconds: float) -> None:
+    def recorded(self, recorded: Sequence[Recorded], served_s: float, seconds: float) -> None:
         self.own.append(sum(one.cpu_s for one in recorded) / seconds)
+        self.served.append(served_s / WORLD_SIZE / seconds)
         self.said.update((text, None) for one in recorded for text in (*one.facts.values(), *one.problems))
 
 
@@ -196,10 +208,10 @@ def steps_for(seconds: float, one: Job) -> int:
 
 
 def light(name: str, probes: Sequence[Any], pairs: int, seconds: float, rng: random.Random, tick: Any) -> Cost:
-    cost = Cost(name, [], [], [], {})
+    cost = Cost(name, [], [], [], [], {})
     with job(probes) as (one, recorders):
         steps = steps_for(seconds, one)
-        lasted_s = 0.0
+        lasted_s, before_s = 0.0, one.served_s()
         with recording(one, recorders) as recorded:
             for _ in range(pairs):
                 took = {}
@@ -208,22 +220,23 @@ def light(name: str, probes: Sequence[Any], pairs: int, seconds: float, rng: ran
                 cost.pair(took[False], took[True])
                 lasted_s += took[False][0] + took[True][0]
                 tick()
-        cost.recorded(recorded, lasted_s)
+        cost.recorded(recorded, one.served_s() - before_s, lasted_s)
     return cost
 
 
 def whole(name: str, probes: Sequence[Any], pairs: int, seconds: float, rng: random.Random, tick: Any) -> Cost:
-    cost = Cost(name, [], [], [], {})
+    cost = Cost(name, [], [], [], [], {})
     steps = 0
     for _ in range(pairs):
         took = {}
         for probed in rng.sample((False, True), 2):
             with job(probes if probed else ()) as (one, recorders):
                 steps = steps or steps_for(10 * seconds, one)
+                before_s = one.served_s()
                 with recording(one, recorders) as recorded:
                     took[probed] = one.stretch(steps)
-            if probed:
-                cost.recorded(recorded, took[True][0])
+                if probed:
+                    cost.recorded(recorded, one.served_s() - before_s, took[True][0])
         cost.pair(took[False], took[True])
         tick()
     return cost
@@ -245,7 +258,15 @@ def main() -> None:
     chosen = {name for name in arguments.only.split(",") if name}
     rng = random.Random(arguments.seed)
     console, began = Console(), time.monotonic()
-    table = Table("recorder", "n", "wall time", "ranks' processor time", "own, of a core", title="Cost to two gloo ranks")
+    table = Table(
+        "recorder",
+        "n",
+        "wall time",
+        "ranks' processor time",
+        "own, of a core",
+        "its threads, of a rank's core",
+        title="Cost to two gloo ranks",
+    )
     said: dict[str, dict[str, None]] = {}
     kinds = [(light, name, probes, arguments.pairs) for name, probes in LIGHT.items()]
     kinds += [(whole, name, probes, arguments.whole) for name, probes in WHOLE.items()]
@@ -254,11 +275,12 @@ def main() -> None:
             if (chosen and name not in chosen and name.split()[0].rstrip(",") not in chosen) or pairs < 1:
                 continue
             if why := next((why for probe in probes if (why := probe.probe())), None):
-                table.add_row(name, "0", f"unavailable: {why}", "", "")
+                table.add_row(name, "0", f"unavailable: {why}", "", "", "")
                 continue
             task = progress.add_task(name, total=pairs)
             cost = measure(name, probes, pairs, arguments.seconds, rng, lambda task=task: progress.advance(task))
-            table.add_row(name, str(len(cost.wall)), percent(cost.wall), percent(cost.cpu), percent(cost.own, 0))
+            shares = (percent(cost.own, 0), percent(cost.served, 0))
+            table.add_row(name, str(len(cost.wall)), percent(cost.wall), percent(cost.cpu), *shares)
             said[name] = cost.said
     console.print(table)
     for name, texts in said.items():

@@ -6,9 +6,9 @@ says which ranks are behind. `rank<k>/fr-<n>.json`, oldest first, are in torch's
 last known or the one at the rank's own end. On gloo the ones before the timeout count: afterwards a failed operation looks
 like a completed one.
 
-A dump costs the rank 12 us of processor time for each of up to 2000 entries, on one of the worker server's threads (torch
-2.13 CPU). So a rank that computes is asked within a budget, every 5 s when its records are full, and one that does next to
-nothing, as in a collective that hangs, at every look.
+A dump costs the rank 12 to 24 us of processor time for each of up to 2000 entries, on one of the worker server's threads (torch
+2.13 CPU). So a rank that computes is asked within a budget, every 5 to 10 s when its records are full, and one that does next
+to nothing, as in a collective that hangs, at every look or two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dtprobe.clock import Clock, SystemClock
 from dtprobe.errors import Unavailable
 from dtprobe.probes import RankProcess, Recorded, Recorder, Where, stall, worker_server
 from dtprobe.probes.pacing import Sampler
-from dtprobe.probes.procfs import condition, wanted_seconds
+from dtprobe.probes.procfs import condition, thread_seconds, threads_named, wanted_seconds
 
 HOOK = Path(dtprobe.__file__).resolve().parent / "hook"
 """The folder that goes on the ranks' PYTHONPATH."""
@@ -34,8 +34,9 @@ SHARE = 0.005
 SHARE_IDLE = 0.05
 IDLE = 0.1
 """A rank that wants less of a core than this waits for something, perhaps in vain, and loses nothing by being asked often."""
-SERVER_S_PER_BYTE = 27e-9
-"""Processor time in the rank for a byte of its answer, measured (12.5 us for an entry of 470 bytes)."""
+SERVER_THREADS = "pt_workerserver"
+SERVER_S_PER_BYTE = 50e-9
+"""Processor time in the rank for a byte of its answer (an entry has 470), where its threads' own time cannot be read."""
 ANSWER_S = 0.5
 LONGEST_SOCKET = 107
 """sockaddr_un holds so many bytes of path (unix(7))."""
@@ -83,6 +84,19 @@ class _Rank:
     due_idle: float = 0.0
     idle: bool = False
     used: tuple[float, float] | None = None
+
+    servers: list[int] | None = None
+    served_s: float = 0.0
+
+    def spent(self, size: int) -> float:
+        """Processor time that the server's threads have used since this was last asked, estimated by the size where unknown."""
+        if self.servers is None and size:
+            self.servers = threads_named(self.process.pid, SERVER_THREADS)
+        before_s, now_s = self.served_s, thread_seconds(self.process.pid, self.servers or ())
+        if not self.servers or now_s is None:
+            return size * SERVER_S_PER_BYTE
+        self.served_s = now_s
+        return now_s - before_s
 
     def look_at_work(self, now: float) -> None:
         """Set `idle`: whether it wanted next to no processor time since the last look."""
@@ -194,17 +208,20 @@ class FlightRecorderRecorder(Recorder):
             for handler in self._handlers(one)
         }
         now = self._clock.monotonic()
+        sizes = [0] * len(ranks)
         for (number, handler), text in worker_server.ask_all(asked, ANSWER_S, self._clock.monotonic).items():
             known = ranks[number]
             if text is None:
                 known.silent = f"does not answer ({condition(known.process.pid) or 'ended'})"
                 continue
             known.silent = ""
-            cost_s = len(text) * SERVER_S_PER_BYTE
-            known.due, known.due_idle = now + cost_s / SHARE, now + cost_s / SHARE_IDLE
+            sizes[number] += len(text)
             if b'"entries"' in text:
                 known.text[handler] = text
                 known.fresh.add(handler)
+        for known, size in zip(ranks, sizes, strict=True):
+            spent_s = known.spent(size)
+            known.due, known.due_idle = now + spent_s / SHARE, now + spent_s / SHARE_IDLE
 
     def _known(self, rank: int, process: RankProcess) -> _Rank:
         known = self._ranks.get(rank)

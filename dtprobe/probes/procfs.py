@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from dtprobe import processes
@@ -62,6 +63,26 @@ def wanted_seconds(pid: int) -> float | None:
         return had_s + int(read_small(f"/proc/{pid}/schedstat").split()[1]) / 1e9
     except OSError:  # a kernel without CONFIG_SCHED_INFO
         return had_s
+
+
+def threads_named(pid: int, name: str) -> list[int]:
+    """The ids of a process's threads of that name; none where there is no such process."""
+    found = []
+    try:
+        for tid in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  a path object costs more than the call
+            if read_small(f"/proc/{pid}/task/{tid}/comm").rstrip(b"\n") == name.encode():
+                found.append(int(tid))
+    except (FileNotFoundError, ProcessLookupError):
+        return found
+    return found
+
+
+def thread_seconds(pid: int, tids: Iterable[int]) -> float | None:
+    """Processor time of some threads together; None where they ended, or the kernel has no CONFIG_SCHED_INFO."""
+    try:
+        return sum(int(read_small(f"/proc/{pid}/task/{tid}/schedstat").split()[0]) for tid in tids) / 1e9
+    except OSError:
+        return None
 
 
 def condition(pid: int) -> Condition | None:

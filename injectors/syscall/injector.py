@@ -145,6 +145,7 @@ class TracedInjection(EnteredInjection):
         self._tracers: dict[int, tuple[subprocess.Popen[bytes], Identity]] = {}
         self._front: set[int | None] = set()
         self._words: tuple[str, ...] = ()
+        self._unmet: list[str] = []
 
     def check(self) -> Unavailable | None:
         if missing := doctor.capability("strace"):
@@ -213,19 +214,25 @@ class TracedInjection(EnteredInjection):
         super().stop()
         ranks = {one.pid: one.rank for one in self.site.processes()}
         signal = self.fault.config.signal if isinstance(self.fault.config, Signal) else None
-        found = []
+        found: list[Firing] = []
         for file in sorted(self.site.folder.glob("*/strace.txt")):
             name = re.fullmatch(r"rank(\d+)", file.parent.name)
             rank = int(name[1]) if name else None
             if self.fault.target.rank is None if rank is None else self.fault.target.hits(rank):
-                found += traced.firings(file, rank, ranks, signal)
+                fired = list(traced.firings(file, rank, ranks, signal))
+                if not fired:
+                    most = traced.most_in_one_thread(file)
+                    self._unmet.append(
+                        f"{file.parent.name}: no thread made more than {most} of these calls (each name counted alone)"
+                    )
+                found += fired
         attached = {who.pid for _, who in self._tracers.values()}
         found = [replace(one, detail=f"{one.detail}, {COST}") if attached and one.rank is not None else one for one in found]
         return tuple(sorted(found, key=lambda one: one.t_ns))
 
     def problems(self) -> tuple[str, ...]:
         unseen = () if self._tracers else super().problems()
-        return (*self._watch.problems, *unseen)
+        return (*self._watch.problems, *unseen, *self._unmet)
 
     def _attach(self, seen: Seen) -> None:
         """A rank that strace is not in front of: it was to come later, or its program is no Python."""

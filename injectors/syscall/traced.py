@@ -30,6 +30,17 @@ def when(target: Target) -> str | Unavailable:
     return f"{step}+{step}" if target.every else ""
 
 
+def most_in_one_thread(file: Path) -> int:
+    """How often one thread made one of the traced calls, at most: what `nth` and `every` are compared with."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        parts = _LINE.fullmatch(text)
+        call = _CALL.match(parts[4]) if parts else None
+        if parts and call and call[1]:
+            counts[parts[1], call[1]] += 1
+    return max(counts.values(), default=0)
+
+
 def firings(file: Path, rank: int | None, ranks: dict[int, int | None], signal: str | None) -> Iterator[Firing]:
     """Calls that strace says it changed, with their number in their thread; for `signal`, those at which it was sent.
 

@@ -184,6 +184,12 @@ def test_a_victim_that_dies_first(job):
 
 
 @traced
+def test_why_a_fault_never_fired_is_said(job):
+    job.run(f"syscall:error,rank=1,call=openat,path={path(job, 1)},nth=20", job.command(EIGHT))
+    assert job.where() == [] and "rank1: no thread made more than 9 of these calls" in job.problems()
+
+
+@traced
 def test_a_killed_harness_leaves_no_tracer(job, killed):
     argv = job.command("say('up')\nuntil(lambda: False)")
     killed([f"syscall:error,rank=1,call=openat,path={path(job, 1)}", "--", *argv], lambda: job.said(1))

@@ -20,6 +20,7 @@ from _dtprobe_ops import OPERATORS
 KEPT = 10_000
 """Finished handles of ours that are kept: C++ may hold a handle longer than Python, and would then wait for ever."""
 
+UNSEEN = "unseen"
 GROUP_NAMES = {"default": "default_pg"}
 
 
@@ -212,11 +213,20 @@ class _Sight:
 
     def unseen(self, action):
         """Do something whose collectives are neither counted nor acted on."""
-        self._thread.unseen = True
+        return self._in_mode(UNSEEN, action)
+
+    def arguments(self, action) -> list[dict]:
+        """The operators' arguments of the collectives in `action`, none of which is issued."""
+        found: list[dict] = []
+        self._in_mode(found, action)
+        return found
+
+    def _in_mode(self, mode, action):
+        self._thread.mode = mode
         try:
             return action()
         finally:
-            self._thread.unseen = False
+            self._thread.mode = None
 
     def _kernel(self, name: str, operator):
         arguments = operator._schema.arguments
@@ -224,12 +234,15 @@ class _Sight:
         def kernel(keys, *args, **kwargs):
             keys = keys & self._after
             group = lambda: _c10d().ProcessGroup.unbox(_argument(arguments, args, kwargs, "process_group"))  # noqa: E731
-            unseen = getattr(self._thread, "unseen", False)
-            due = () if unseen else self._due(name, group)
-            if not due and (unseen or not self.rewrites):
+            mode = getattr(self._thread, "mode", None)
+            due = self._due(name, group) if mode is None else ()
+            if mode is UNSEEN or (mode is None and not due and not self.rewrites):
                 return operator.redispatch(keys, *args, **kwargs)
             values = {one.name: _argument(arguments, args, kwargs, one.name) for one in arguments}
             call = Call(name, operator, keys, values)
+            if mode is not None:
+                mode.append(values)
+                return call.returns(call.handle(None))
             for rewrite in self.rewrites:
                 call = rewrite(call)
             return _step(due, 0, call)
@@ -338,6 +351,18 @@ def unseen(action):
     return _sight(torch).unseen(action)
 
 
+def reduction(group, name: str):
+    """A reduce op as the operators take it: torch makes one of any kind only on the way to a collective."""
+    import torch
+    import torch.distributed as dist
+
+    sight = _sight(torch)
+    sight.cover(("all_reduce",))
+    op = getattr(dist.ReduceOp, name.upper())
+    (values,) = sight.arguments(lambda: dist.all_reduce(torch.empty(0), op, group=group))
+    return values["reduce_op"]
+
+
 def rewrite(change) -> None:
     """From now on every collective of this process is `change(call)` instead."""
     import torch
@@ -347,7 +372,10 @@ def rewrite(change) -> None:
 
 
 def watch_groups(hook, part, act) -> None:
-    """Let a fault act on groups as they are created: `act(hook, part, nth, group, following group)`, once there are both."""
+    """Let a fault act on groups as they are created: `act(nth, group, following group)`, once there are both.
+
+    Each comes with its members: `(group, ranks)`; where this rank is none of them, the group is no process group.
+    """
     turns = Turns(hook, part)
     say(hook, "loaded", part["index"])
     hook.after_import("torch", lambda torch: _begin_groups(hook, part, torch, turns, act))
@@ -355,24 +383,30 @@ def watch_groups(hook, part, act) -> None:
 
 
 def _begin_groups(hook, part, torch, turns: Turns, act) -> None:
+    import inspect
+
     c10d = torch.distributed.distributed_c10d if torch.distributed.is_available() else None
     create = getattr(c10d, "_new_process_group_helper", None)
-    if create is None:
+    if create is None or "global_ranks_in_group" not in inspect.signature(create).parameters:
         say(hook, "refused", part["index"], detail=f"torch {torch.__version__} does not show how it creates groups")
         return
     say(hook, "torch", part["index"], detail=torch.__version__)
-    due: list[tuple[int, object]] = []
+    parameters = inspect.signature(create)
+    due: list[tuple] = []
+
+    def created(group, ranks: tuple) -> None:
+        for nth, first in due:
+            act(nth, first, (group, ranks))
+        due.clear()
+        if (nth := turns.take(lambda: group)) is not None:
+            due.append((nth, (group, ranks)))
 
     def creating(*args, **kwargs):
         default = not torch.distributed.is_initialized()
         made = create(*args, **kwargs)
         if not default:
-            group = made[0]
-            for nth, first in due:
-                act(hook, part, nth, first, group)
-            due.clear()
-            if (nth := turns.take(lambda: group)) is not None:
-                due.append((nth, group))
+            ranks = parameters.bind(*args, **kwargs).arguments["global_ranks_in_group"]
+            hook.run(created, made[0] if isinstance(made, tuple) else made, tuple(ranks))
         return made
 
     c10d._new_process_group_helper = creating

@@ -64,7 +64,9 @@ def why_not(target: Target, site: Site, what: str = "collective") -> list[str]:
         if "torch" not in kinds:
             found.append(f"rank {rank}: Python ran, but torch was never imported")
         elif "counted" not in kinds:
-            found.append(f"rank {rank}: it was ended before the call came, and could not say how many it made")
+            found.append(
+                f"rank {rank}: it ended before the call came, by a signal or os._exit, and could not say how many calls it made"
+            )
         else:
             found.append(f"rank {rank}: {_came(target, target.op or what, kinds['counted']['nth'])}")
     return found

@@ -20,7 +20,7 @@ class Refused(Exception):
 def install(hook) -> None:
     for part in parts(hook, "collective"):
         if part["action"] == "group_order":
-            calls.watch_groups(hook, part, _exchange)
+            calls.watch_groups(hook, part, _exchanging(hook, part))
         else:
             calls.watch(hook, part, _acting(hook, part), ops=part["ops"])
 
@@ -237,11 +237,11 @@ def _root(fault, call):
 def _reduce_op(fault, call):
     import torch.distributed as dist
 
-    old = str(call.values["reduce_op"].op()).rpartition(".")[2].lower()
+    old = dist.ReduceOp.RedOpType(call.values["reduce_op"].op()).name.lower()
     new = fault.to or ("sum" if old != "sum" else "max")
     if new == old:
         raise Refused(f"it reduces by {old} already")
-    changed = call.changed(reduce_op=dist.ReduceOp(getattr(dist.ReduceOp, new.upper())).boxed())
+    changed = call.changed(reduce_op=calls.reduction(call.group, new))
 
     def todo(go):
         fault.fired(f"{new} instead of {old}")
@@ -326,27 +326,27 @@ def _nan(fault, place):
     return lambda: place.fill_(math.nan)
 
 
-def _exchange(hook, part, nth: int, first, second) -> None:
-    """From now on each of the two groups stands for the other on this rank."""
+def _exchanging(hook, part):
+    """From now on each of two groups stands for the other on this rank."""
 
-    def told(kind: str, detail: str) -> None:
-        say(hook, kind, part["index"], call="new_group", nth=nth, detail=detail)
+    def act(nth: int, first, second) -> None:
+        def told(kind: str, detail: str) -> None:
+            say(hook, kind, part["index"], call="new_group", nth=nth, detail=detail)
 
-    import torch.distributed as dist
+        (one, members), (other, others) = first, second
+        if members != others or not hasattr(one, "group_name"):
+            told("refused", f"groups {nth} and {nth + 1} are of other ranks: {list(members)} and {list(others)}")
+            return
+        stands_for = {one.group_name: other, other.group_name: one}
 
-    members = [dist.get_process_group_ranks(one) if isinstance(one, dist.ProcessGroup) else None for one in (first, second)]
-    if None in members or members[0] != members[1]:
-        shown = " and ".join("none of this rank's" if one is None else str(one) for one in members)
-        told("refused", f"groups {nth} and {nth + 1} have other members: {shown}")
-        return
-    names = {first.group_name: second, second.group_name: first}
+        def change(call):
+            new = stands_for.get(call.group.group_name)
+            return call if new is None else call.changed(process_group=new.boxed())
 
-    def change(call):
-        other = names.get(call.group.group_name)
-        return call if other is None else call.changed(process_group=other.boxed())
+        calls.rewrite(change)
+        told("fired", f"groups {one.group_name} and {other.group_name} of ranks {list(members)} exchanged")
 
-    calls.rewrite(change)
-    told("fired", f"groups {first.group_name} and {second.group_name} of {members[0]} exchanged")
+    return act
 
 
 ACTIONS = {

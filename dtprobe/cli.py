@@ -169,6 +169,46 @@ def inject(
 
 
 @app.command()
+def watch(
+    context: typer.Context,
+    out: Out = Path("runs"),
+    as_json: Json = False,
+    suspect_s: Annotated[
+        float, typer.Option("--suspect-s", help="Suspect a hang when a collective is open for so many seconds without progress.")
+    ] = 15,
+    end: Annotated[bool, typer.Option("--end/--leave", help="End the job once the evidence is taken, or leave it.")] = False,
+    timeout_s: Annotated[float | None, typer.Option("--timeout-s", help="End the command after so many seconds.", min=0.1)] = None,
+) -> None:
+    """Run a command of yours, unmodified, and find a hang while the job lives: who is the cause, with the evidence taken.
+
+    Exit code 0: no hang, and the command ended well.
+
+    Example: `dtprobe watch --end -- torchrun --nproc-per-node=2 train.py`
+    """
+    import math
+
+    from rich.console import Console
+
+    from dtprobe import watch as watching
+    from dtprobe.report import watch as watch_report
+
+    result = watching.run(
+        context.obj or [],
+        out=out,
+        suspect_s=suspect_s,
+        end=end,
+        timeout_s=math.inf if timeout_s is None else timeout_s,
+        teller=watch_report.Lines(sys.stderr),
+        said=_argv(),
+    )
+    if as_json:
+        print(json.dumps(result.json, indent=2))
+    else:
+        watch_report.render_watch(result.json, result.folder, Console())
+    raise typer.Exit(0 if result.well else 1)
+
+
+@app.command()
 def injectors(
     name: Annotated[str | None, typer.Argument(help="Only this injector, with every parameter of its actions.")] = None,
     as_json: Json = False,

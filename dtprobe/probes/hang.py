@@ -1,0 +1,256 @@
+"""Watches for a hang: collectives that are open without progress, and whether the ranks that they wait for are at work.
+
+It reads flight recorders as the `flight_recorder` recorder does, judges who waits for whom (`waits`) and what the awaited
+ranks do (`liveness`), looks a second time before it says anything, and then has the evidence taken while the job lives: the
+records of every rank first, then /proc of every rank in `rank<k>/stalled.json`, then what the other recorders take at a suspicion.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from dtprobe import doctor, processes
+from dtprobe.clock import Clock
+from dtprobe.errors import Unavailable
+from dtprobe.probes import Where, bundle, sockets, stall, worker_server
+from dtprobe.probes.flight_recorder import FlightRecorder, FlightRecorderRecorder
+from dtprobe.probes.liveness import Life, Pulse
+from dtprobe.probes.procfs import condition
+from dtprobe.probes.snapshot import snapshot
+from dtprobe.probes.waits import Hang, Wait, judge
+
+LOOK_S = 1.0
+"""Between two looks at the ranks' processes while an operation is open."""
+QUIET = 0.75
+"""Of the limit: a rank that is without progress for so long while others wait for it is stuck."""
+GIL_EVERY_S = 5.0
+GIL_TIMEOUT_S = 4.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """A confirmed hang: when, how long the operation had been open then, and how far apart the two looks were."""
+
+    hang: Hang
+    t_ns: int
+    open_s: float
+    confirmed_s: float
+
+
+@dataclass
+class Watched:
+    """What a watch tells whoever started it, and asks from it. Called on the recorder's threads."""
+
+    told: Callable[[Found], None]
+    resumed: Callable[[Found], None]
+    bundled: Callable[[], None]
+    hangs: list[Found] = field(default_factory=list)
+    waits: dict[str, str] = field(default_factory=dict)
+    """Operations that were open for longer than the limit and were no hang, with the reason."""
+    missing: dict[str, Unavailable] = field(default_factory=dict)
+    """Sources of the bundle that gave nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangWatch:
+    """A collective open for `suspect_s`, or half of its own timeout where that is shorter, is suspected; `confirm_s` later confirmed."""
+
+    name: ClassVar[str] = "watch"
+    heavy: ClassVar[bool] = False
+
+    watched: Watched = field(repr=False)
+    suspect_s: float = 15.0
+    confirm_s: float = 2.0
+    interval_s: float = 0.5
+
+    def probe(self) -> Unavailable | None:
+        return doctor.capability("torch>=2.9")
+
+    def recorder(self, where: Where) -> HangWatchRecorder:
+        return HangWatchRecorder(self, where)
+
+
+class HangWatchRecorder(FlightRecorderRecorder):
+    def __init__(self, config: HangWatch, where: Where, clock: Clock | None = None) -> None:
+        super().__init__(FlightRecorder(interval_s=config.interval_s, suspect_s=config.suspect_s), where, clock)
+        self._watch = config
+        self._pulses: dict[int, Pulse] = {}
+        self._gil: dict[int, tuple[float, int | None]] = {}
+        self._looked_at = 0.0
+        self._first: tuple[float, Hang] | None = None
+        self._open_hangs: list[Found] = []
+        self._bundles = 0
+        self._world: int | None = where.world_size
+
+    def suspected(self, reason: str) -> None:
+        """The last to be told (see `watch`): what the others took at a suspicion lies there now."""
+        number = self._bundles
+        self._bundles += 1
+        folder = self._where.folder / f"hang-{number}"
+        self._watch.watched.missing.update(bundle.take(folder, self._where.environ))
+        self._files += sorted(folder.iterdir())
+        self._watch.watched.bundled()
+
+    def _looked(self, oldest_s: float, overdue: bool, now_ns: int) -> float:
+        now = self._clock.monotonic()
+        if oldest_s >= min(LOOK_S, self._watch.suspect_s / 2):
+            self._sampler.soon(min(LOOK_S, max(0.1, self._watch.suspect_s / 4)))
+            if now - self._looked_at >= LOOK_S * 0.9 or overdue:
+                self._looked_at = now
+                self._look_at_processes(now)
+        elif self._pulses and oldest_s == 0.0:
+            self._pulses.clear()
+        if self._open_hangs:
+            self._see_whether_it_goes_on()
+        if not overdue:
+            self._first = None
+            return 0.0
+        due = self._first is None or now - self._first[0] >= self._confirm_s()
+        if due:
+            self._ask_the_others()
+            self._judge(self._clock.now_ns())
+        if self._first is not None:
+            self._sampler.soon(max(0.05, self._first[0] + self._confirm_s() - self._clock.monotonic()))
+        return 0.0
+
+    def _confirm_s(self) -> float:
+        return min(self._watch.confirm_s, self._watch.suspect_s / 2)
+
+    def _look_at_processes(self, now: float) -> None:
+        for one in self._current():
+            rank, pid = one.process.rank, one.process.pid
+            if rank is None:
+                continue
+            if rank not in self._pulses or self._pulses[rank].pid != pid:
+                self._pulses[rank] = Pulse(pid)
+            self._pulses[rank].look(now)
+
+    def _judge(self, now_ns: int) -> None:
+        now = self._clock.monotonic()
+        blocked = [one for one in self._pulses.values() if one.finding is not None and one.finding.life is Life.BLOCKED]
+        if blocked:
+            moved = sockets.moved(self._where.environ)
+            if isinstance(moved, Unavailable):
+                self._problems[f"progress over TCP is not seen: {moved}"] = None
+            else:
+                for pulse in blocked:
+                    pulse.sockets(moved, now)
+        found = self._hang(now, now_ns)
+        if found is None or any(
+            found.kind is one.hang.kind and found.suspects == one.hang.suspects for one in self._open_hangs
+        ):
+            self._first = None
+            return
+        if self._first is None or not self._first[1].same(found):
+            self._first = now, found
+            return
+        confirmed_s, self._first = now - self._first[0], None
+        self._confirmed(Found(found, now_ns, (now_ns - found.operation.created_ns) / 1e9, confirmed_s))
+
+    def _hang(self, now: float, now_ns: int) -> Hang | None:
+        """The first stall that is a hang; reasons why the others are none are kept."""
+        hangs: list[Hang] = []
+        findings = {rank: pulse.finding for rank, pulse in self._pulses.items() if pulse.finding is not None}
+        for handler in worker_server.HANDLERS:
+            texts = {rank: known.text[handler] for rank, known in self._ranks.items() if handler in known.text}
+            try:
+                records = {rank: stall.parse(text) for rank, text in texts.items()}
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                self._problems[f"{handler}: not a flight recorder of a known form: {type(error).__name__}: {error}"] = None
+                continue
+            fresh = [rank for rank, known in self._ranks.items() if handler in known.fresh]
+            for one in stall.find(records, now_ns, self._watch.suspect_s, self._world_size(), fresh):
+                limit_s = min(self._watch.suspect_s, one.operation.timeout_ms / 2e3)
+                gil = self._holders(now, limit_s)
+                answer = judge(
+                    one,
+                    records,
+                    findings,
+                    gil,
+                    fresh=fresh,
+                    world_size=self._world_size(),
+                    quiet_s=QUIET * limit_s,
+                    now_ns=now_ns,
+                )
+                if isinstance(answer, Wait):
+                    self._watch.watched.waits[str(answer.operation)] = answer.because
+                else:
+                    hangs.append(answer)
+        return min(hangs, key=lambda one: one.operation.created_ns, default=None)
+
+    def _world_size(self) -> int:
+        if self._world is None:
+            for one in self._current():
+                told = processes.environ_of(one.process.pid).get("WORLD_SIZE", "")
+                if told.isdigit():
+                    self._world = int(told)
+                    break
+        return self._world or max(self._ranks, default=-1) + 1
+
+    def _holders(self, now: float, limit_s: float) -> dict[int, str]:
+        """Ranks of which a thread holds the interpreter's lock while the rank does nothing."""
+        found = {}
+        for rank, pulse in self._pulses.items():
+            finding = pulse.finding
+            if finding is None or not (finding.life is Life.BLOCKED or (finding.life is Life.SLEEPS and finding.native_sleep)):
+                self._gil.pop(rank, None)
+                continue
+            looked_at, owner = self._gil.get(rank, (-GIL_EVERY_S, None))
+            if now - looked_at >= min(GIL_EVERY_S, self._confirm_s()):
+                owner = _holder(pulse.pid, self._where.environ)
+                self._gil[rank] = now, owner
+            # It cannot have taken the lock without running: so it has held it for all that time.
+            held_s = pulse.thread_quiet_s(owner, now) if owner is not None else 0.0
+            if held_s >= QUIET * limit_s:
+                found[rank] = f"thread {owner} has held the GIL for {held_s:.0f} s and does nothing"
+        return found
+
+    def _confirmed(self, found: Found) -> None:
+        self._open_hangs.append(found)
+        self._watch.watched.hangs.append(found)
+        self._watch.watched.told(found)
+        for rank, known in self._ranks.items():
+            self._write(rank, known, known.text)
+            path = known.process.folder / "stalled.json"
+            path.write_text(json.dumps(snapshot(known.process.pid), indent=1), encoding="utf-8")
+            self._files.append(path)
+        self._where.suspect(f"{found.hang.kind}: {found.hang.because}")
+
+    def _see_whether_it_goes_on(self) -> None:
+        """A rank that was let go again is said too."""
+        for found in list(self._open_hangs):
+            operation = found.hang.operation
+            for rank in found.hang.waiting:
+                known = self._ranks.get(rank)
+                if known is None or not known.fresh or condition(known.process.pid) is None:
+                    continue
+                records = [stall.parse(known.text[handler]) for handler in known.fresh]
+                here = next((one for one in (each.at(*found.hang.key) for each in records) if one is not None), None)
+                if here is not None and here.created_ns == operation.created_ns and not here.open:
+                    self._open_hangs.remove(found)
+                    self._watch.watched.resumed(found)
+                    break
+
+
+def _holder(pid: int, environ: Mapping[str, str]) -> int | None:
+    """The thread that holds the interpreter's lock, by py-spy; None where none does or nobody can tell."""
+    program = doctor.here().machine.which("py-spy")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [str(program), "dump", "--json", "--nonblocking", "--pid", str(pid)],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=GIL_TIMEOUT_S,
+            check=False,
+        )
+        threads = json.loads(done.stdout) if done.returncode == 0 else []
+    except (subprocess.TimeoutExpired, ValueError):
+        return None
+    return next((int(one["os_thread_id"]) for one in threads if one.get("owns_gil") and one.get("os_thread_id")), None)

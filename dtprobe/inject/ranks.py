@@ -80,11 +80,14 @@ class Ranks:
         return self._begun[one.pid]
 
     def _said_age_s(self, folder: Path, pid: int) -> float:
+        file = folder / "process.json"
         try:
-            said = json.loads((folder / "process.json").read_text(encoding="utf-8"))
+            said = json.loads(file.read_text(encoding="utf-8"))
+            # The file's own time is the kernel's: the rank's clock may be shifted by a fault.
+            written_ns = file.stat().st_mtime_ns
         except (OSError, ValueError):  # no hook: it began when it was first seen
             return 0.0
-        return (self.site.clock.now_ns() - said["started_ns"]) / 1e9 if said.get("pid") == pid else 0.0
+        return (self.site.clock.now_ns() - written_ns) / 1e9 if said.get("pid") == pid else 0.0
 
     def _scan(self) -> dict[int, RankProcess]:
         now = self.site.clock.monotonic()

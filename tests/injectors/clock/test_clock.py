@@ -66,6 +66,16 @@ def test_two_faults_on_one_rank_add_up(job, now):
     assert (job.where(0), sorted(job.where(1))) == ([(0, None)], [(0, None), (1, None)])
 
 
+@pytest.mark.parametrize("fault", ["process:kill", "process:exit0"])
+@pytest.mark.parametrize("seconds", [100000, -100000])
+def test_other_faults_keep_the_right_time_on_a_rank_whose_clock_is_wrong(job, seconds, fault):
+    code = "say(time.time_ns())\nuntil(lambda: ended(1))"
+    job.run([f"clock:skew,rank=1,seconds={seconds}", f"{fault},rank=1,after_s=1"], job.command(code))
+    ((fired,), (shifted,)) = job.fired(1), job.fired(0)
+    began_ns = int(job.said(1)[0]) - seconds * 10**9
+    assert fired.t_ns - began_ns >= 0.5e9 and 0 < fired.t_ns - shifted.t_ns < 80e9
+
+
 @pytest.mark.parametrize("seconds", [100000, -100000])
 def test_waits_last_as_long_as_they_are_asked_to(job, seconds):
     """Under libfaketime some of these fail or never end."""

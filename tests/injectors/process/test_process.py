@@ -140,6 +140,7 @@ threading.Thread(target=tick, daemon=True).start()
 if rank == 1:
     until(lambda: max(gaps, default=0) > 0.9)
     say("held")
+    until(lambda: "ended" in (Path(os.environ["DTPROBE_FOLDER"]) / "rank1" / "injected.jsonl").read_text())
 else:
     until(lambda: ended(1))
 """

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
@@ -25,6 +26,7 @@ from dtprobe.framework.bootstrap.placement import Placement, PlacementError
 from dtprobe.framework.errors import MissingRanks, RankError
 from dtprobe.framework.filestore import Claim, SafeFileStore, StaleStore, TornRecord
 from dtprobe.framework.part import torch_distributed
+from dtprobe.framework.wires import Wires, watch
 
 __all__ = ["Claim", "PortTaken", "SafeFileStore", "StaleStore", "TornRecord", "meet", "ports", "probe"]
 
@@ -142,14 +144,38 @@ def _candidates(placement: Placement) -> Iterator[int]:
     return ports(placement.run, placement.attempt)
 
 
-def _client(host: str, port: int, timeout_s: float) -> dist.TCPStore:
-    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+def _client(host: str, port: int, timeout_s: float, *, connect_s: float = 5.0) -> dist.TCPStore:
+    """A connection to the store there; raises DistNetworkError when what listens does not speak within `connect_s` seconds.
+
+    c10d's own constructor waits for ever for a listener that says nothing, whatever its timeout (torch 2.13), so it runs in a
+    thread whose connection is shut down when it is late.
+    """
+    found: list[dist.TCPStore | dist.DistError] = []
+
+    def connect() -> None:
+        try:
+            found.append(
+                dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+            )
+        except dist.DistError as error:
+            found.append(error.with_traceback(None))
+
+    with watch() as opened:
+        thread = threading.Thread(target=connect, name="dtprobe-store-connect", daemon=True)
+        thread.start()
+        thread.join(connect_s)
+    if thread.is_alive():
+        Wires.among(opened, [port]).cut()
+        thread.join()
+    if isinstance(found[0], dist.DistError):
+        raise found[0]
+    return found[0]
 
 
 def _greeting(host: str, port: int, again: int | None = None) -> Claim | None:
     """Who serves the store there, for job number `again` if given; None when it is no such store, or not ready."""
     with contextlib.suppress(dist.DistError, ValueError, TypeError):
-        number, *fields = json.loads(_client(host, port, _LOOK_S).get(_READY))
+        number, *fields = json.loads(_client(host, port, _LOOK_S, connect_s=_LOOK_S).get(_READY))
         return Claim(*fields) if again in (None, number) else None
     return None
 

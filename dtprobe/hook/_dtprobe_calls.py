@@ -233,9 +233,8 @@ class _Sight:
 
         def kernel(keys, *args, **kwargs):
             keys = keys & self._after
-            group = lambda: _c10d().ProcessGroup.unbox(_argument(arguments, args, kwargs, "process_group"))  # noqa: E731
             mode = getattr(self._thread, "mode", None)
-            due = self._due(name, group) if mode is None else ()
+            due = self._due(name, lambda: _argument(arguments, args, kwargs, "process_group")) if mode is None else ()
             if mode is UNSEEN or (mode is None and not due and not self.rewrites):
                 return operator.redispatch(keys, *args, **kwargs)
             values = {one.name: _argument(arguments, args, kwargs, one.name) for one in arguments}
@@ -249,12 +248,20 @@ class _Sight:
 
         return kernel
 
-    def _due(self, name: str, group) -> list:
-        return [
-            (act, nth)
-            for names, turns, act in self.watched
-            if (names is None or name in names) and (nth := turns.take(group)) is not None
-        ]
+    def _due(self, name: str, boxed) -> list:
+        """Who acts on this call, with its number; `boxed()` is its group as the operator takes it."""
+        found: list = []
+
+        def group():
+            if not known:
+                known.append(_c10d().ProcessGroup.unbox(boxed()))
+            return known[0]
+
+        known: list = []
+        for names, turns, act in self.watched:
+            if (names is None or name in names) and (nth := turns.take(group)) is not None:
+                found.append((act, nth))
+        return found
 
 
 def _argument(arguments, args, kwargs, name: str):

@@ -190,6 +190,7 @@ def watch(
     from rich.console import Console
 
     from dtprobe import watch as watching
+    from dtprobe.probes.echo import Echo
     from dtprobe.report import watch as watch_report
 
     result = watching.run(
@@ -199,6 +200,7 @@ def watch(
         end=end,
         timeout_s=math.inf if timeout_s is None else timeout_s,
         teller=watch_report.Lines(sys.stderr),
+        echo=Echo(out=sys.stderr.buffer if as_json else sys.stdout.buffer, err=sys.stderr.buffer),
         said=_argv(),
     )
     if as_json:

@@ -19,6 +19,7 @@ from dtprobe.errors import UsageError
 from dtprobe.inject.job import world_size_of
 from dtprobe.judging import gather
 from dtprobe.launch.command import Command
+from dtprobe.probes.echo import Echo
 from dtprobe.probes.hang import Found, HangWatch, Watched
 from dtprobe.probes.proc import Proc
 from dtprobe.probes.pyspy import PySpy
@@ -77,12 +78,14 @@ def run(
     end: bool = False,
     timeout_s: float = math.inf,
     teller: Teller,
+    echo: Echo | None = None,
     environ: Mapping[str, str] = os.environ,
     clock: Clock | None = None,
     said: Sequence[str] = (),
 ) -> WatchResult:
     """Run the command and watch it until it ends, or (`end`) until the evidence of a hang is taken; leave a run folder under `out`.
 
+    `echo` passes its output on, which otherwise goes to the run folder only.
     Raises UsageError for a command that does not exist.
     """
     check(argv, suspect_s, environ)
@@ -92,7 +95,8 @@ def run(
     store = Store.open(out)
     watched = Watched(told=teller.hang, resumed=teller.resumed, bundled=lambda: None)
     # The last one takes the bundle: it is told of a suspicion when the others have taken theirs.
-    probes: tuple[Probe, ...] = (Proc(hz=1), PySpy(), HangWatch(watched=watched, suspect_s=suspect_s))
+    own: tuple[Probe, ...] = (echo,) if echo is not None else ()
+    probes = (*own, Proc(hz=1), PySpy(), HangWatch(watched=watched, suspect_s=suspect_s))
     unavailable = {probe.name: reason for probe in probes if (reason := probe.probe())}
     git = machine.git_state(Path.cwd(), environ=environ)
     facts: dict[str, Any] = {

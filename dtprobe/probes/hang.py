@@ -21,7 +21,7 @@ from dtprobe.probes.flight_recorder import FlightRecorder, FlightRecorderRecorde
 from dtprobe.probes.liveness import Life, Pulse
 from dtprobe.probes.procfs import condition
 from dtprobe.probes.snapshot import snapshot
-from dtprobe.probes.waits import Hang, Wait, judge
+from dtprobe.probes.waits import Hang, Kind, judge, named
 
 LOOK_S = 1.0
 """Between two looks at the ranks' processes while an operation is open."""
@@ -84,6 +84,9 @@ class HangWatchRecorder(FlightRecorderRecorder):
         self._first: tuple[float, Hang] | None = None
         self._open_hangs: list[Found] = []
         self._bundles = 0
+        self._open_s = 0.0
+        self._overdue = False
+        self._judge_at = 0.0
         self._world: int | None = where.world_size
 
     def suspected(self, reason: str) -> None:
@@ -97,25 +100,33 @@ class HangWatchRecorder(FlightRecorderRecorder):
 
     def _looked(self, oldest_s: float, overdue: bool, now_ns: int) -> float:
         now = self._clock.monotonic()
-        if oldest_s >= min(LOOK_S, self._watch.suspect_s / 2):
-            self._sampler.soon(min(LOOK_S, max(0.1, self._watch.suspect_s / 4)))
-            if now - self._looked_at >= LOOK_S * 0.9 or overdue:
-                self._looked_at = now
-                self._look_at_processes(now)
-        elif self._pulses and oldest_s == 0.0:
+        if any(one.fresh for one in self._ranks.values()):  # else nobody was asked this time: what was open still is
+            self._open_s, self._overdue = oldest_s, overdue
+        if self._open_s == 0.0:
             self._pulses.clear()
-        if self._open_hangs:
-            self._see_whether_it_goes_on()
-        if not overdue:
+        if self._open_s < min(LOOK_S, self._watch.suspect_s / 2):
             self._first = None
             return 0.0
-        due = self._first is None or now - self._first[0] >= self._confirm_s()
-        if due:
-            self._ask_the_others()
+        pause_s = min(LOOK_S, self._watch.suspect_s / 4)
+        if now - self._looked_at >= pause_s * 0.9:
+            self._looked_at = now
+            self._look_at_processes(now)
+        if self._overdue and now >= self._judge_at:
+            if self._first is not None:
+                self._look_at_processes(now)
+            self._ask([one for one in self._current() if not self._works(one.process.rank)])
             self._judge(self._clock.now_ns())
-        if self._first is not None:
-            self._sampler.soon(max(0.05, self._first[0] + self._confirm_s() - self._clock.monotonic()))
+            self._judge_at = now + (self._confirm_s() if self._first is not None else 2 * pause_s)
+        elif not self._overdue:
+            self._first = None
+        due_s = self._judge_at - self._clock.monotonic() if self._first is not None else pause_s
+        self._sampler.soon(min(pause_s, max(0.05, due_s)))
         return 0.0
+
+    def _works(self, rank: int | None) -> bool:
+        """Then it need not be asked: whatever it recorded, who waits for it waits for work."""
+        pulse = self._pulses.get(rank) if rank is not None else None
+        return pulse is not None and pulse.finding is not None and pulse.finding.life is Life.WORKS
 
     def _confirm_s(self) -> float:
         return min(self._watch.confirm_s, self._watch.suspect_s / 2)
@@ -139,16 +150,17 @@ class HangWatchRecorder(FlightRecorderRecorder):
             else:
                 for pulse in blocked:
                     pulse.sockets(moved, now)
+        self._see_whether_it_goes_on()
         found = self._hang(now, now_ns)
         if found is None or any(
             found.kind is one.hang.kind and found.suspects == one.hang.suspects for one in self._open_hangs
         ):
             self._first = None
             return
-        if self._first is None or not self._first[1].same(found):
+        if found.kind is not Kind.TIMEOUT and (self._first is None or not self._first[1].same(found)):
             self._first = now, found
             return
-        confirmed_s, self._first = now - self._first[0], None
+        confirmed_s, self._first = now - self._first[0] if self._first is not None else 0.0, None
         self._confirmed(Found(found, now_ns, (now_ns - found.operation.created_ns) / 1e9, confirmed_s))
 
     def _hang(self, now: float, now_ns: int) -> Hang | None:
@@ -176,10 +188,10 @@ class HangWatchRecorder(FlightRecorderRecorder):
                     quiet_s=QUIET * limit_s,
                     now_ns=now_ns,
                 )
-                if isinstance(answer, Wait):
-                    self._watch.watched.waits[str(answer.operation)] = answer.because
-                else:
+                if isinstance(answer, Hang):
                     hangs.append(answer)
+                elif answer.settled:
+                    self._watch.watched.waits[named(answer.operation)] = answer.because
         return min(hangs, key=lambda one: one.operation.created_ns, default=None)
 
     def _world_size(self) -> int:
@@ -200,7 +212,7 @@ class HangWatchRecorder(FlightRecorderRecorder):
                 self._gil.pop(rank, None)
                 continue
             looked_at, owner = self._gil.get(rank, (-GIL_EVERY_S, None))
-            if now - looked_at >= min(GIL_EVERY_S, self._confirm_s()):
+            if now - looked_at >= (GIL_EVERY_S if self._first is None else self._confirm_s() / 2):
                 owner = _holder(pulse.pid, self._where.environ)
                 self._gil[rank] = now, owner
             # It cannot have taken the lock without running: so it has held it for all that time.

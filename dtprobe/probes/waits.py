@@ -21,6 +21,9 @@ CONTEXT = 8
 SAME_SIZES = ("all_reduce", "broadcast", "reduce")
 """All members hand over tensors of the same size."""
 MOVING = (Life.WORKS, Life.FILES)
+LAST = 0.1
+LAST_S = 5.0
+"""An operation that has less than this left of its timeout, or this share of it, is as good as lost: the evidence is taken now."""
 
 
 class Kind(StrEnum):
@@ -34,6 +37,8 @@ class Kind(StrEnum):
     MISMATCH = "mismatch"
     MUTUAL = "mutual"
     SYMMETRIC = "symmetric"
+    TIMEOUT = "timeout"
+    """It may complete, but its own timeout is about to end it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +63,11 @@ class Hang:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """An operation that is open for long, and why that is no hang (yet)."""
+    """An operation that is open for long, and why that is no hang. Not `settled`: it has not been looked at for long enough."""
 
     operation: Operation
     because: str
+    settled: bool = True
 
 
 class Place(NamedTuple):
@@ -75,7 +81,9 @@ class Place(NamedTuple):
 def named(operation: Operation) -> str:
     """`all_reduce seq 6 of default_pg`; a group that was given no description goes by its number."""
     described = operation.group_desc not in ("", "undefined")
-    return f"{_plain(operation.name)} seq {operation.seq} of {operation.group_desc if described else f'group {operation.group}'}"
+    return (
+        f"{_plain(operation.name)} seq {operation.seq} of {operation.group_desc if described else f'group {operation.group}'}"
+    )
 
 
 def judge(
@@ -115,24 +123,30 @@ def judge(
     hopeless = _hopeless({*concerned, *members}, reach, findings, gil, operation, now_ns)
     if hopeless is not None:
         return hang(*hopeless, _listed(hopeless[1], said))
+    timeout_s = operation.timeout_ms / 1e3
+    left_s = timeout_s - (now_ns - operation.created_ns) / 1e9
+    late = left_s <= min(LAST_S, timeout_s * LAST)
+    soon = f"{max(0.0, left_s):.1f} s are left of its timeout of {timeout_s:g} s"
     unknown = [rank for rank in free if rank not in findings]
     if unknown:
-        return Wait(operation=operation, because=f"rank {_ranks(unknown)} is not on this host: nothing is known of it")
+        because = f"rank {_ranks(unknown)} is not on this host: nothing is known of it"
+        return hang(Kind.TIMEOUT, unknown, f"{soon}; {because}") if late else Wait(operation=operation, because=because)
     # Also one that is in an operation of another group: it may have begun that in the background.
     alive = [rank for rank in sorted(reach) if rank in findings and findings[rank].alive]
     alive += [] if reach or _by_device(operation) else [rank for rank in waiting if findings[rank].life in MOVING]
     if alive:
-        return Wait(operation=operation, because=_listed(alive, said))
+        because = _listed(alive, said)
+        return hang(Kind.TIMEOUT, alive, f"{soon}; {because}") if late else Wait(operation=operation, because=because)
     blocked = [rank for rank in free or concerned if findings[rank].life is Life.BLOCKED]
     restless = [rank for rank in blocked if findings[rank].quiet_s < quiet_s]
     if restless:
-        return Wait(operation=operation, because=f"not quiet for long enough: {_listed(restless, said)}")
+        return Wait(operation=operation, because=_listed(restless, said), settled=False)
     if free:
         return hang(Kind.BLOCKED, free, _listed(free, said))
     others = [rank for rank in graph.others(operation) if rank in reach]
     if others or reach - set(waiting):
         kind = Kind.MISMATCH if others else Kind.MUTUAL
-        odd = _odd_ones(concerned, graph)
+        odd = _odd_ones(concerned, graph, operation)
         calls = "; ".join(f"rank {_ranks(ranks)}: {call}" for call, ranks in graph.calls(concerned).items())
         return hang(kind, odd, f"they wait for each other ({calls})")
     return hang(Kind.SYMMETRIC, None, f"all {len(waiting)} ranks of the group entered it, none leaves and nothing moves")
@@ -209,10 +223,11 @@ class _Graph:
             found.setdefault(f"{named(call)} {call.sizes}" if call else "in no collective", []).append(rank)
         return found
 
-    def history(self, rank: int) -> list[Place]:
-        """The calls of a rank in their order, up to the first that is open, that one included."""
+    def history(self, rank: int, operation: Operation) -> list[Place]:
+        """The calls of a rank in their order, up to that at the operation's place, else up to the first that is open."""
         calls = sorted(self._records[rank].operations, key=lambda one: one.created_ns) if rank in self._records else []
-        until = self.waits_in(rank)
+        here = self._records[rank].at(operation.group, operation.seq) if rank in self._records else None
+        until = here or self.waits_in(rank)
         kept = calls[: calls.index(until) + 1] if until is not None else calls
         return [Place(one.group, one.name, one.sizes) for one in kept]
 
@@ -255,7 +270,7 @@ def _by_device(operation: Operation) -> bool:
     return operation.name.startswith("nccl:")
 
 
-def _odd_ones(ranks: Collection[int], graph: _Graph) -> list[int]:
+def _odd_ones(ranks: Collection[int], graph: _Graph, operation: Operation) -> list[int]:
     """Those whose call is not that of the majority; where that is a tie, whose call breaks the order of their earlier calls.
 
     All of them where neither decides.
@@ -264,7 +279,7 @@ def _odd_ones(ranks: Collection[int], graph: _Graph) -> list[int]:
     sizes = Counter({call: len(some) for call, some in groups.items()}).most_common()
     if len(sizes) > 1 and sizes[0][1] > sizes[1][1]:
         return sorted(set(ranks) - set(groups[sizes[0][0]]))
-    surprising = [rank for rank in sorted(ranks) if _breaks_the_order(graph.history(rank))]
+    surprising = [rank for rank in sorted(ranks) if _breaks_the_order(graph.history(rank, operation))]
     return surprising if 0 < len(surprising) < len(ranks) else sorted(ranks)
 
 

@@ -31,21 +31,33 @@ class Log:
         self._count: dict[int, int] = {}
         self._number = 0
 
+    @staticmethod
+    def now_ns() -> int:
+        return time.time_ns()
+
     def say(self, kind: str, **fields: Any) -> None:
-        line = json.dumps({"kind": kind, "t_ns": time.time_ns(), **fields}) + "\n"
+        line = json.dumps({"kind": kind, "t_ns": self.now_ns(), **fields}) + "\n"
         os.write(self._descriptor, line.encode())
 
     def fired(
-        self, index: int, rank: int | None, *, call: str | None = None, nth: int | None = None, detail: str = ""
+        self,
+        index: int,
+        rank: int | None,
+        *,
+        call: str | None = None,
+        nth: int | None = None,
+        detail: str = "",
+        t_ns: int | None = None,
     ) -> int | None:
-        """A fault happens; a number for `ended`, None where it is one too many to be written."""
+        """A fault happens, or did at `t_ns`; a number for `ended`, None where it is one too many to be written."""
         with self._lock:
             self._number += 1
             number = self._number
             count = self._count[index] = self._count.get(index, 0) + 1
         if count > FIRINGS_MAX:
             return None
-        self.say("fired", number=number, index=index, rank=rank, call=call, nth=nth, detail=detail)
+        when = {} if t_ns is None else {"t_ns": t_ns}
+        self.say("fired", number=number, index=index, rank=rank, call=call, nth=nth, detail=detail, **when)
         return number
 
     def ended(self, number: int | None, detail: str | None = None) -> None:

@@ -319,7 +319,7 @@ def _define_handle():
         def get_future(self):
             if self._real is None:
                 devices = {one.device for one in self._tensors if one.device.type != "cpu"}
-                future = torch.futures.Future(devices=sorted(devices, key=str))
+                future: torch.futures.Future = torch.futures.Future(devices=sorted(devices, key=str))
                 self._finish()
                 future.set_result(self._tensors)
                 return future
@@ -394,7 +394,7 @@ def _begin_groups(hook, part, torch, turns: Turns, act) -> None:
 
     c10d = torch.distributed.distributed_c10d if torch.distributed.is_available() else None
     create = getattr(c10d, "_new_process_group_helper", None)
-    if create is None or "global_ranks_in_group" not in inspect.signature(create).parameters:
+    if c10d is None or create is None or "global_ranks_in_group" not in inspect.signature(create).parameters:
         say(hook, "refused", part["index"], detail=f"torch {torch.__version__} does not show how it creates groups")
         return
     say(hook, "torch", part["index"], detail=torch.__version__)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.needs("gloo")
 
 MODEL = """
 from torch.nn.parallel import DistributedDataParallel
-def gradients(name, alike=False):
+def gradients(name):
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(3, 1, bias=False), process_group=group(name))
     model(torch.ones(1, 3) * (1 + rank)).sum().backward()
@@ -42,7 +42,7 @@ def test_the_all_reduces_of_ddp_are_seen(job, facts):
 def test_functional_and_asynchronous_collectives_are_seen(job, facts):
     code = """
 import torch.distributed._functional_collectives as functional
-facts["functional"] = [(functional.all_reduce(torch.ones(2), "sum", group("functional")) + 0).tolist() for _ in range(1)]
+facts["functional"] = [(functional.all_reduce(torch.ones(2), "sum", group("functional")) + 0).tolist()]
 own = group("async")
 handles = [(tensor := torch.ones(2), dist.all_reduce(tensor, group=own, async_op=True)) for _ in range(3)]
 facts["limited"] = [handle.wait(limit(50)) for _, handle in handles]
@@ -87,6 +87,15 @@ sys.exit()
     assert job.where(3) == [(1, 48)] and job.fired(3)[0].call == "all_reduce"
     assert job.where(4) == [(0, nth) for nth in range(1, 13)]
     assert job.where(5) == [] and "36 all_reduce calls came, which after_s=1000 did not meet" in job.problems(5)
+
+
+def test_only_ranks_and_operations_that_are_meant_have_anything_in_the_way(job, facts):
+    code = """
+has = torch._C._dispatch_has_kernel_for_dispatch_key
+facts["in the way"] = [name for name in ("allreduce_", "broadcast_", "barrier") if has(f"c10d::{name}", "BackendSelect")]
+"""
+    first, second = facts("collective:skip,rank=1,op=all_reduce,nth=5", code)
+    assert (first["in the way"], second["in the way"]) == ([], ["allreduce_"])
 
 
 def test_under_our_own_launcher_too(job):
@@ -147,7 +156,7 @@ for attempt in range(2):
 sys.exit(any(codes))
 """
     (job.shared / "again.py").write_text(again)
-    program = job.command("STEPS = 5\n" + LONG.replace("say(step)", "say(step)").replace("range(STEPS)", "range(STEPS)"))[-2:]
+    program = job.command("STEPS = 5\n" + LONG)[-2:]
     record = job.run("collective:raise,rank=1,op=all_reduce,nth=3", [sys.executable, str(job.shared / "again.py"), *program])
     assert record.exits[0].exit_code == 0, "the second attempt came through"
     assert job.where() == [(1, 3)]

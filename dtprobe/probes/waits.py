@@ -189,7 +189,10 @@ class _Graph:
         return missing | set(self.others(operation))
 
     def members(self, operation: Operation) -> frozenset[int] | None:
-        """As the backend told them; the world for the default group; who used it, where a call of it has completed; else None."""
+        """As the backend told them; the world for the default group; who used it, where a call of it has completed; else None.
+
+        Who did not answer just now may be a member too.
+        """
         for one in self._records.values():
             if told := one.members.get(operation.group):
                 return told
@@ -197,7 +200,7 @@ class _Graph:
             return frozenset(range(self._world_size))
         for one in self._records.values():
             if any(call.group == operation.group and not call.open for call in one.operations):
-                return self.users(operation.group)
+                return self.users(operation.group) | (frozenset(range(self._world_size)) - self._open.keys())
         return None
 
     def users(self, group: str) -> frozenset[int]:

@@ -146,10 +146,12 @@ class Agreement:
 
     def _linger(self, key: str) -> None:
         """An error ends programs, and rank 0's program takes the store along: it stays until the others have read why."""
-        if self._open.add(f"{key}/read", 1) >= self._open.add(f"{key}/arrived", 0):
-            self._open.set(f"{key}/all-read", "")
-        if self._rank == 0:
-            with contextlib.suppress(dist.DistStoreError):  # it has waited long enough
+        with contextlib.suppress(
+            dist.DistError
+        ):  # this rank knows its answer: neither a wait too long nor a lost store matters
+            if self._open.add(f"{key}/read", 1) >= self._open.add(f"{key}/arrived", 0):
+                self._open.set(f"{key}/all-read", "")
+            if self._rank == 0:
                 self._open.wait([f"{key}/all-read"], timedelta(seconds=_LINGER_S))
 
     def _heard(self, key: str) -> dict[int, list[Said]]:

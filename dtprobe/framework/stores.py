@@ -33,7 +33,7 @@ __all__ = ["Claim", "PortTaken", "SafeFileStore", "StaleStore", "TornRecord", "m
 _READY = "dtprobe.ready"
 _CANDIDATES = 64
 _LOW, _HIGH = 20_000, 32_000  # below the range from which Linux gives ports to outgoing connections
-_LOOK_S = 0.5
+_LOOK_S = 1.0
 
 
 class PortTaken(RankError):
@@ -85,7 +85,7 @@ def _serve(placement: Placement, timeout_s: float, again: int) -> dist.TCPStore:
         except dist.DistNetworkError as error:
             if "EADDRINUSE" not in str(error) and "address already in use" not in str(error).lower():
                 raise PortTaken(f"rank 0 cannot listen on port {port}: {str(error).splitlines()[0]}", ranks=(0,)) from None
-            found = _greeting(placement.master_addr, port)
+            found = _server(placement.master_addr, port)
             if found is not None and _same_run(found, claim) and found.pid != claim.pid:
                 raise StaleStore(
                     f"two processes claim to be rank 0 of run {claim.run!r}: {found} and {claim}",
@@ -118,18 +118,22 @@ def _join(placement: Placement, deadline: float, timeout_s: float, again: int, c
                 problem = f"port {port}: {error.strerror or error}"
                 # rank 0 took the first candidate that was free when it came: look at the next few, then begin again
                 continue
-            if placement.agent_store:
-                return _client(placement.master_addr, port, timeout_s)
-            found = _greeting(placement.master_addr, port)
-            ours = found is not None and (found.run, found.attempt) == (placement.run, placement.attempt)
-            if ours and _greeting(placement.master_addr, port, again) is not None:
-                return _client(placement.master_addr, port, timeout_s)
-            problem = f"port {port} belongs to {found or 'a program that is no dtprobe store'}"
-            if found is not None and not ours and placement.master_port is not None:
-                raise PortTaken(
-                    f"{placement.master_addr}: {problem}, not to run {placement.run!r} attempt {placement.attempt}",
-                    "two jobs use one address: choose another MASTER_PORT",
-                )
+            with contextlib.suppress(dist.DistError):
+                store = _client(placement.master_addr, port, timeout_s)
+                if placement.agent_store:
+                    return store
+                number, found = _greeting(store)
+                ours = (found.run, found.attempt) == (placement.run, placement.attempt)
+                if ours and number == again:
+                    return store
+                problem = f"port {port} belongs to {found}" + (f", to the start number {number} of this run" if ours else "")
+                if not ours and placement.master_port is not None:
+                    raise PortTaken(
+                        f"{placement.master_addr}: {problem}, not to run {placement.run!r} attempt {placement.attempt}",
+                        "two jobs use one address: choose another MASTER_PORT",
+                    )
+                continue
+            problem = f"port {port} belongs to a program that is no dtprobe store"
         time.sleep(0.02)
     raise MissingRanks(
         f"rank 0 does not serve the store at {placement.master_addr} within {timeout_s:.3g} s ({problem})",
@@ -144,8 +148,8 @@ def _candidates(placement: Placement) -> Iterator[int]:
     return ports(placement.run, placement.attempt)
 
 
-def _client(host: str, port: int, timeout_s: float, *, connect_s: float = 5.0) -> dist.TCPStore:
-    """A connection to the store there; raises DistNetworkError when what listens does not speak within `connect_s` seconds.
+def _client(host: str, port: int, timeout_s: float) -> dist.TCPStore:
+    """A connection to the store there; raises DistNetworkError when what listens does not speak within a second.
 
     c10d's own constructor waits for ever for a listener that says nothing, whatever its timeout (torch 2.13), so it runs in a
     thread whose connection is shut down when it is late.
@@ -154,16 +158,17 @@ def _client(host: str, port: int, timeout_s: float, *, connect_s: float = 5.0) -
 
     def connect() -> None:
         try:
-            found.append(
-                dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
-            )
+            # the constructor tries again until its timeout: a short one, and the real one afterwards
+            store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_LOOK_S))
+            store.set_timeout(timedelta(seconds=timeout_s))
+            found.append(store)
         except dist.DistError as error:
             found.append(error.with_traceback(None))
 
     with watch() as opened:
         thread = threading.Thread(target=connect, name="dtprobe-store-connect", daemon=True)
         thread.start()
-        thread.join(connect_s)
+        thread.join(_LOOK_S)
     if thread.is_alive():
         Wires.among(opened, [port]).cut()
         thread.join()
@@ -172,11 +177,20 @@ def _client(host: str, port: int, timeout_s: float, *, connect_s: float = 5.0) -
     return found[0]
 
 
-def _greeting(host: str, port: int, again: int | None = None) -> Claim | None:
-    """Who serves the store there, for job number `again` if given; None when it is no such store, or not ready."""
-    with contextlib.suppress(dist.DistError, ValueError, TypeError):
-        number, *fields = json.loads(_client(host, port, _LOOK_S, connect_s=_LOOK_S).get(_READY))
-        return Claim(*fields) if again in (None, number) else None
+def _greeting(store: dist.TCPStore) -> tuple[int, Claim]:
+    """Who serves the store, and for which of its jobs; raises DistStoreError for a store of someone else's."""
+    store.wait([_READY], timedelta(seconds=_LOOK_S))
+    try:
+        number, *fields = json.loads(store.get(_READY))
+        return number, Claim(*fields)
+    except (ValueError, TypeError) as error:
+        raise dist.DistStoreError(f"{_READY} is not what this library writes: {error}") from None
+
+
+def _server(host: str, port: int) -> Claim | None:
+    """Who serves the store there; None when it is no store of ours."""
+    with contextlib.suppress(dist.DistError):
+        return _greeting(_client(host, port, _LOOK_S))[1]
     return None
 
 

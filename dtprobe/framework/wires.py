@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 
 @dataclass
 class Opened:
@@ -32,11 +30,8 @@ def watch() -> Iterator[Opened]:
     found = Opened()
     yield found
     found.sockets = dict(set(_sockets().items()) - before)
-    found.ports = [
-        connection.laddr.port
-        for connection in psutil.Process().net_connections("tcp")
-        if connection.fd in found.sockets and connection.status == psutil.CONN_LISTEN
-    ]
+    ends = {descriptor: _ends(descriptor) for descriptor in found.sockets}
+    found.ports = [end.local for end in ends.values() if end is not None and end.remote is None]
 
 
 @dataclass(frozen=True)
@@ -49,15 +44,12 @@ class Wires:
     def among(cls, opened: Opened, peer_ports: Iterable[int]) -> Wires:
         """Of what was opened, the connections accepted at our ports or made to one of the peers'."""
         theirs, ours = set(peer_ports), set(opened.ports)
-        if not opened.sockets:
-            return cls({})
+        ends = {descriptor: _ends(descriptor) for descriptor in opened.sockets}
         return cls(
             {
-                connection.fd: opened.sockets[connection.fd]
-                for connection in psutil.Process().net_connections("tcp")
-                if connection.fd in opened.sockets
-                and connection.raddr
-                and (connection.laddr.port in ours or connection.raddr.port in theirs)
+                descriptor: opened.sockets[descriptor]
+                for descriptor, end in ends.items()
+                if end is not None and end.remote is not None and (end.local in ours or end.remote in theirs)
             }
         )
 
@@ -72,6 +64,24 @@ class Wires:
                     wire.shutdown(socket.SHUT_RDWR)
                     count += 1
         return count
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """The ports of a TCP socket; `remote` is None where it listens."""
+
+    local: int
+    remote: int | None
+
+
+def _ends(descriptor: int) -> _Ends | None:
+    """None for what is no TCP socket, neither listens nor is connected, or has gone."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as wire:
+        if wire.family not in (socket.AF_INET, socket.AF_INET6) or wire.type != socket.SOCK_STREAM:
+            return None
+        listens = wire.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return _Ends(wire.getsockname()[1], None if listens else wire.getpeername()[1])
+    return None
 
 
 def _sockets() -> dict[int, str]:

@@ -1,0 +1,130 @@
+"""What standing in front of a group costs, and what checking its collectives costs.
+
+    python benchmarks/checked.py [--ranks 2,4] [--calls 200] [--rounds 7]
+
+Ranks run on this host over gloo. Each round measures every kind once, in turn: torch's own group (`torch`), the same behind a
+ScopedGroup (`scoped`), and checked (`checked`). A figure is the median over rounds of the mean time of a call on rank 0, with
+the range; the ratio is to `torch` in the same round. `step` is a DDP training step of a small perceptron (two buckets).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+KINDS = ("torch", "scoped", "checked")
+WORKS = ("all_reduce 4 B", "all_reduce 1 MiB", "step")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="2,4", help="world sizes, separated by commas")
+    parser.add_argument("--calls", type=int, default=200, help="calls a measurement")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    if "RANK" in os.environ:
+        rank(options.calls, options.rounds)
+        return
+    table = Table(
+        "ranks", "work", "torch", "scoped", "ratio", "checked", "ratio", title=f"{options.calls} calls, {options.rounds} rounds"
+    )
+    for size in (int(each) for each in options.ranks.split(",")):
+        found = measured(size, options)
+        for work in WORKS:
+            cells = []
+            for kind in KINDS:
+                times = [each[work][kind] for each in found]
+                cells.append(f"{statistics.median(times) * 1e3:.3f} ms ({min(times) * 1e3:.3f}-{max(times) * 1e3:.3f})")
+                if kind != "torch":
+                    cells.append(f"{statistics.median(each[work][kind] / each[work]['torch'] for each in found):.2f}")
+            table.add_row(str(size), work, *cells)
+    Console(width=150).print(table)
+
+
+def measured(size: int, options: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
+    """Start `size` ranks of this program; what rank 0 measured, a dict a round: work -> kind -> seconds a call."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--calls", str(options.calls), "--rounds", str(options.rounds)]
+    processes = [
+        subprocess.Popen(
+            command,
+            env=os.environ | common | {"RANK": str(number), "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(size)
+    ]
+    try:
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    if any(process.returncode for process in processes):
+        sys.exit("a rank failed")
+    return json.loads(outputs[0])
+
+
+def rank(calls: int, rounds: int) -> None:
+    """One rank of the measured job; rank 0 prints what it measured."""
+    import torch.distributed as dist
+
+    from dtprobe.framework.checked import checked
+    from dtprobe.framework.groups import Groups
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    found: list[dict[str, dict[str, float]]] = []
+    with Groups(timeout_s=120) as groups:
+        plain, scoped = dist.new_group(), groups.create("scoped")
+        behind = dist.new_group()
+        with checked(behind, timeout_s=120) as watched:
+            members: dict[str, Any] = {"torch": plain, "scoped": scoped, "checked": watched}
+            works = {work: {kind: _work(work, members[kind]) for kind in KINDS} for work in WORKS}
+            for number in range(rounds + 1):
+                times = {work: {kind: _timed(call, calls, dist) for kind, call in each.items()} for work, each in works.items()}
+                if number:  # the first round warms up
+                    found.append(times)
+    if dist.get_rank() == 0:
+        sys.stdout.write(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _work(name: str, group: Any) -> Callable[[], object]:
+    import torch
+    import torch.distributed as dist
+
+    if name == "step":
+        torch.manual_seed(0)
+        layers = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.ReLU(), torch.nn.Linear(256, 128))
+        model = torch.nn.parallel.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0.1)
+        batch = torch.randn(32, 128)
+        return lambda: model(batch).square().mean().backward()
+    tensor = torch.zeros(1 if name.endswith(" 4 B") else 2**18)
+    return lambda: dist.all_reduce(tensor, group=group)
+
+
+def _timed(call: Callable[[], object], calls: int, dist: Any) -> float:
+    dist.barrier()
+    begun = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - begun) / calls
+
+
+if __name__ == "__main__":
+    main()

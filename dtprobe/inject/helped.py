@@ -235,7 +235,7 @@ def said(log: Path) -> list[dict[str, Any]]:
 
 def firings(log: Path, index: int) -> tuple[Firing, ...]:
     """The firings of one fault in a helper's log, in order of time."""
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     more = []
     for line in said(log):
         if line["kind"] == "fired" and line["index"] == index:

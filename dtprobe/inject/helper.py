@@ -48,11 +48,12 @@ class Log:
         nth: int | None = None,
         detail: str = "",
         t_ns: int | None = None,
-    ) -> int | None:
+    ) -> str | None:
         """A fault happens, or did at `t_ns`; a number for `ended`, None where it is one too many to be written."""
         with self._lock:
             self._number += 1
-            number = self._number
+            # Several processes of a helper may write one log.
+            number = f"{os.getpid()}.{self._number}"
             count = self._count[index] = self._count.get(index, 0) + 1
         if count > FIRINGS_MAX:
             return None
@@ -60,7 +61,7 @@ class Log:
         self.say("fired", number=number, index=index, rank=rank, call=call, nth=nth, detail=detail, **when)
         return number
 
-    def ended(self, number: int | None, detail: str | None = None) -> None:
+    def ended(self, number: str | None, detail: str | None = None) -> None:
         """A lasting firing is over; `detail` replaces what was said about it."""
         if number is not None:
             self.say("ended", number=number, detail=detail)

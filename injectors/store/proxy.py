@@ -67,7 +67,7 @@ class Rank:
         self.store = (address, port)
         self.aim = Aim(proxy.part, number, proxy.windows)
         self.pairs: set[Pair] = set()
-        self.silent: list[tuple[Pair, int | None]] = []
+        self.silent: list[tuple[Pair, str | None]] = []
         self._port = 0
         self._server: asyncio.Server | None = None
         self._refusing = False
@@ -203,7 +203,7 @@ class Pair:
             with suppress(OSError):
                 self.writer.write_eof()
 
-    def fired(self, name: str, number: int, detail: str) -> int | None:
+    def fired(self, name: str, number: int, detail: str) -> str | None:
         return self.rank.log.fired(self.rank.part["index"], self.rank.number, call=name, nth=number, detail=detail)
 
     async def delay(self, name: str, message: bytes, number: int) -> None:

@@ -21,7 +21,7 @@ def main() -> None:
     cut = words.index("--") if "--" in words else len(words)
     try:
         # What stands behind -- is a command of the user's, not ours to parse.
-        code = app(words[:cut], standalone_mode=False, obj=words[cut + 1 :])
+        code = app(words[:cut], standalone_mode=False, prog_name="dtprobe", obj=words[cut + 1 :])
         if code == INTERRUPTED:  # typer turns KeyboardInterrupt into this code, without a word
             _say(ENDED, INTERRUPTED)
     except DtprobeError as error:

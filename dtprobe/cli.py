@@ -174,10 +174,13 @@ def watch(
     out: Out = Path("runs"),
     as_json: Json = False,
     suspect_s: Annotated[
-        float, typer.Option("--suspect-s", help="Suspect a hang when a collective is open for so many seconds without progress.")
+        float,
+        typer.Option("--suspect-s", help="Suspect a hang when a collective is open for so many seconds without progress."),
     ] = 15,
     end: Annotated[bool, typer.Option("--end/--leave", help="End the job once the evidence is taken, or leave it.")] = False,
-    timeout_s: Annotated[float | None, typer.Option("--timeout-s", help="End the command after so many seconds.", min=0.1)] = None,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout-s", help="End the command after so many seconds.", min=0.1)
+    ] = None,
 ) -> None:
     """Run a command of yours, unmodified, and find a hang while the job lives: who is the cause, with the evidence taken.
 

@@ -50,7 +50,7 @@ def test_hyphens_underscores_and_case_are_alike_and_a_bare_name_is_the_default_v
 
 
 def test_an_unknown_name_offers_the_closest(content):
-    with pytest.raises(UsageError, match="did you mean .*two-forms"):
+    with pytest.raises(UsageError, match=r"did you mean .*two-forms"):
         catalog.load([content[0]]).find("two-form")
 
 

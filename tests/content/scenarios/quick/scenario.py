@@ -42,7 +42,9 @@ leaves = quick.with_variant("leaves", default=False, fault=Arm("worker.py", ("--
 leaves.judge(judge)
 crashes = quick.with_variant("crashes", default=False, control=Arm("worker.py", ("--behave", "raise")))
 crashes.judge(judge)
-hangs = quick.with_variant("hangs", default=False, fault=Arm("worker.py", ("--step-s", "0.3", "--behave", "hang"), timeout_s=1.5))
+hangs = quick.with_variant(
+    "hangs", default=False, fault=Arm("worker.py", ("--step-s", "0.3", "--behave", "hang"), timeout_s=1.5)
+)
 hangs.judge(judge)
 needy = quick.with_variant("needy", default=False, needs=("linux", "cuda:64"))
 needy.judge(judge)

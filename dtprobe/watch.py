@@ -70,6 +70,11 @@ def check(argv: Sequence[str], suspect_s: float, environ: Mapping[str, str] = os
         )
 
 
+def recorders(watched: Watched, suspect_s: float) -> tuple[Probe, ...]:
+    """What a watch records with. The last one takes the bundle: it is told of a hang when the others have taken theirs."""
+    return (Proc(hz=1), PySpy(), HangWatch(watched=watched, suspect_s=suspect_s))
+
+
 def run(
     argv: Sequence[str],
     *,
@@ -94,9 +99,7 @@ def run(
     workload = Workload(tuple(argv), Path.cwd(), timeout_s, world_size_of(argv))
     store = Store.open(out)
     watched = Watched(told=teller.hang, resumed=teller.resumed, bundled=lambda: None)
-    # The last one takes the bundle: it is told of a suspicion when the others have taken theirs.
-    own: tuple[Probe, ...] = (echo,) if echo is not None else ()
-    probes = (*own, Proc(hz=1), PySpy(), HangWatch(watched=watched, suspect_s=suspect_s))
+    probes = (*((echo,) if echo is not None else ()), *recorders(watched, suspect_s))
     unavailable = {probe.name: reason for probe in probes if (reason := probe.probe())}
     git = machine.git_state(Path.cwd(), environ=environ)
     facts: dict[str, Any] = {

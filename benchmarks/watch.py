@@ -1,0 +1,56 @@
+"""What `dtprobe watch` costs a job: a step loop of two gloo ranks, watched and not, interleaved.
+
+    python benchmarks/watch.py [--pairs 60] [--seconds 0.5] [--whole 5]
+
+The first row: the watch runs beside the same two processes all the time, and sees them or not, in pairs of stretches of random
+order. The second: pairs of whole jobs, with the watch and its hook in the ranks, and without either. The ranks' flight recorders are full
+(2000 entries), their dearest state. Prints the median of the ratios of step time over the pairs with its 95 % bootstrap
+interval, and of the ranks' processor time, which says more on a machine with other work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+
+from probes import light, percent, whole
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from dtprobe import watch
+from dtprobe.probes.hang import Found, Watched
+
+SUSPECT_S = 15.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=60, help="pairs of stretches beside the same processes")
+    parser.add_argument("--seconds", type=float, default=0.5, help="length of a stretch")
+    parser.add_argument("--whole", type=int, default=5, help="pairs of whole jobs, of ten such lengths")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    console, rng = Console(), random.Random(arguments.seed)
+
+    def alarm(found: Found) -> None:
+        console.print(f"a healthy job was suspected: {found}", style="bold red", highlight=False)
+
+    recorders = watch.recorders(Watched(told=alarm, resumed=alarm, bundled=lambda: None), SUSPECT_S)
+    table = Table("watch", "n", "step time", "ranks' processor time", "own, of a core", "its threads, of a rank's core")
+    rows = (("beside the same processes", light, arguments.pairs), ("whole jobs, with its hook", whole, arguments.whole))
+    with Progress(console=console, transient=True) as progress:
+        for name, measure, pairs in rows:
+            if pairs < 1:
+                continue
+            task = progress.add_task(name, total=pairs)
+            cost = measure(name, recorders, pairs, arguments.seconds, rng, lambda task=task: progress.advance(task))
+            shares = (percent(cost.own, 0), percent(cost.served, 0))
+            table.add_row(name, str(len(cost.wall)), percent(cost.wall), percent(cost.cpu), *shares)
+    console.print(table)
+    console.print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -114,7 +114,7 @@ class HangWatchRecorder(FlightRecorderRecorder):
         if self._overdue and now >= self._judge_at:
             if self._first is not None:
                 self._look_at_processes(now)
-            self._ask([one for one in self._current() if not self._works(one.process.rank)])
+            self._ask([one for one in self._current() if worker_server.NCCL in one.text or not self._works(one.process.rank)])
             self._judge(self._clock.now_ns())
             self._judge_at = now + (self._confirm_s() if self._first is not None else 2 * pause_s)
         elif not self._overdue:
@@ -124,7 +124,7 @@ class HangWatchRecorder(FlightRecorderRecorder):
         return 0.0
 
     def _works(self, rank: int | None) -> bool:
-        """Then it need not be asked: whatever it recorded, who waits for it waits for work."""
+        """Then it need not be asked, whatever it recorded: who waits for it waits for work. One that waits for a GPU may spin."""
         pulse = self._pulses.get(rank) if rank is not None else None
         return pulse is not None and pulse.finding is not None and pulse.finding.life is Life.WORKS
 

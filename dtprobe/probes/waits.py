@@ -133,6 +133,8 @@ def judge(
         return hang(Kind.TIMEOUT, unknown, f"{soon}; {because}") if late else Wait(operation=operation, because=because)
     # Also one that is in an operation of another group: it may have begun that in the background.
     alive = [rank for rank in sorted(reach) if rank in findings and findings[rank].alive]
+    if _by_device(operation):
+        alive = [rank for rank in alive if findings[rank].life is not Life.WORKS or graph.waits_in(rank) is None]
     alive += [] if reach or _by_device(operation) else [rank for rank in waiting if findings[rank].life in MOVING]
     if alive:
         because = _listed(alive, said)

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 Key = TypeVar("Key")
 
-HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
+NCCL = "dump_nccl_trace_json"
+HANDLERS = ("fr_trace_json", NCCL)
 """Flight recorders that a server may offer: torch's general one (2.10 and later), and that of its NCCL backend, which keeps
 its own records. Both without stack traces."""
 

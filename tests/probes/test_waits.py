@@ -14,11 +14,11 @@ STOPPED = Finding(life=Life.STOPPED, text="stopped (state T)")
 ENDED = Finding(life=Life.ENDED, text="has ended")
 
 
-def call(name, seq, group="0", *, ago_s=20.0, is_open=False, sizes="[[4]]", timeout_s=1800):
+def call(name, seq, group="0", *, ago_s=20.0, is_open=False, sizes="[[4]]", timeout_s=1800, backend="gloo"):
     """A call `ago_s` ago; group 0 is the default one."""
     described = "default_pg" if group == "0" else "undefined"
     return Operation(
-        name=f"gloo:{name}",
+        name=f"{backend}:{name}",
         group=group,
         group_desc=described,
         seq=seq,
@@ -139,6 +139,16 @@ def test_a_rank_that_began_something_in_the_background_and_works_on_is_waited_fo
     asleep = Finding(life=Life.SLEEPS, text="asleep", sleep_s=3)
     for alive in (WORKS, asleep):
         assert isinstance(judged(calls, {0: BLOCKED, 1: alive}, members=members), Wait)
+
+
+def test_a_rank_in_an_operation_on_a_gpu_may_spin_and_is_not_at_work_for_that():
+    members = {"1": frozenset({0, 1}), "2": frozenset({0, 1})}
+    calls = {rank: [waiting(1, group=str(rank + 1), backend="nccl")] for rank in (0, 1)}
+    assert judged(calls, {0: WORKS, 1: WORKS}, members=members).kind is Kind.MUTUAL
+    calls = {rank: [*done(3), waiting(4, backend="nccl")] for rank in (0, 1)}
+    assert judged(calls, {0: WORKS, 1: WORKS}).kind is Kind.SYMMETRIC
+    calls[1] = done(3)
+    assert isinstance(judged(calls, {0: WORKS, 1: WORKS}), Wait)
 
 
 def test_who_belongs_to_a_new_group_is_not_guessed_from_who_came_first():

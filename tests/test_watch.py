@@ -101,6 +101,7 @@ HANGS = {
     "stopped": LOOP.format(fault="os.kill(os.getpid(), signal.SIGSTOP)"),
     "gil held": LOOP.format(fault="ctypes.PyDLL(None).sleep(1000)"),
     "crossed groups": CROSSED,
+    "skipped and asleep": LOOP.format(fault="time.sleep(1000)"),
 }
 
 NAMESPACES = """

@@ -27,6 +27,8 @@ LOOK_S = 1.0
 """Between two looks at the ranks' processes while an operation is open."""
 QUIET = 0.75
 """Of the limit: a rank that is without progress for so long while others wait for it is stuck."""
+PATIENCE, PATIENCE_S = 4.0, 60.0
+"""A rank for which others wait may do nothing but sleep for so many limits, and at least for so long."""
 GIL_EVERY_S = 5.0
 GIL_TIMEOUT_S = 4.0
 
@@ -186,6 +188,7 @@ class HangWatchRecorder(FlightRecorderRecorder):
                     fresh=fresh,
                     world_size=self._world_size(),
                     quiet_s=QUIET * limit_s,
+                    patience_s=max(PATIENCE_S, PATIENCE * limit_s),
                     now_ns=now_ns,
                 )
                 if isinstance(answer, Hang):

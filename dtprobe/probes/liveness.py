@@ -8,7 +8,7 @@ out: gloo's loop wakes a hundred times a second whatever happens, and the worker
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -44,11 +44,16 @@ DEAD = (Life.STOPPED, Life.ENDED)
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a rank does. `quiet_s`: since when no progress was seen; `sleep_s`: how long it still sleeps, where that is known."""
+    """What a rank does.
+
+    `quiet_s`: since when no progress was seen, a sleep counted as progress; `idle_s`: not counted. `sleep_s`: how long it still
+    sleeps, where that is known (of a `native_sleep` only how long it was asked for).
+    """
 
     life: Life
     text: str
     quiet_s: float = 0.0
+    idle_s: float = 0.0
     sleep_s: float | None = None
     native_sleep: bool = False
 
@@ -89,6 +94,7 @@ class Pulse:
     start: int | None = None
     last: Sample | None = None
     active_at: float | None = None
+    worked_at: float = 0.0
     sent: dict[int, int] = field(default_factory=dict)
     sent_at: float | None = None
     finding: Finding | None = None
@@ -111,7 +117,7 @@ class Pulse:
         self._note_threads(current)
         before = self.last
         if self.active_at is None:
-            self.active_at = now
+            self.active_at = self.worked_at = now
         worked = ""
         if before is None or current.at - before.at >= SHORTEST_S:
             self.last = current
@@ -119,10 +125,13 @@ class Pulse:
         elif self.finding is not None and self.finding.life is Life.WORKS:
             worked = self.finding.text
         if worked:
+            self.active_at = self.worked_at = now
+        found = _finding(current, worked, now - self.active_at, self.pid)
+        if found.life in (Life.FILES, Life.SLEEPS):
             self.active_at = now
-        self.finding = _finding(current, worked, now - self.active_at, self.pid)
-        if self.finding.life in (Life.FILES, Life.SLEEPS):
-            self.active_at = now
+        if found.life is Life.FILES:
+            self.worked_at = now
+        self.finding = replace(found, idle_s=now - self.worked_at)
         return self.finding
 
     def _note_threads(self, current: Sample) -> None:
@@ -141,7 +150,7 @@ class Pulse:
         if self.sent_at is not None and now - self.sent_at >= SHORTEST_S:
             rate = sum(max(0, size - self.sent.get(pid, size)) for pid, size in mine.items()) / (now - self.sent_at)
             if rate >= BYTES_PER_S and self.finding is not None and self.finding.life is Life.BLOCKED:
-                self.active_at = now
+                self.active_at = self.worked_at = now
                 self.finding = Finding(life=Life.WORKS, text=f"moves {rate / 1024:.0f} KiB/s over TCP")
         self.sent, self.sent_at = mine, now
 

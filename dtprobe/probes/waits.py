@@ -95,12 +95,13 @@ def judge(
     fresh: Collection[int],
     world_size: int,
     quiet_s: float,
+    patience_s: float,
     now_ns: int,
 ) -> Hang | Wait:
     """Whether `stall` is a hang.
 
     `gil` are ranks whose interpreter lock is held by a thread that does nothing, in words; `fresh` those whose records are of
-    now; `quiet_s` is how long a rank must have been without progress to count as stuck.
+    now; `quiet_s` is how long a rank must have been without progress to count as stuck, `patience_s` how long one may only sleep.
     """
     graph = _Graph(records, fresh, world_size)
     waiting, reach, free = graph.follow(stall)
@@ -120,11 +121,11 @@ def judge(
         )
 
     members = graph.members(operation) or graph.users(operation.group)
-    hopeless = _hopeless({*concerned, *members}, reach, findings, gil, operation, now_ns)
-    if hopeless is not None:
-        return hang(*hopeless, _listed(hopeless[1], said))
     timeout_s = operation.timeout_ms / 1e3
     left_s = timeout_s - (now_ns - operation.created_ns) / 1e9
+    hopeless = _hopeless({*concerned, *members}, reach, findings, gil, left_s, patience_s)
+    if hopeless is not None:
+        return hang(*hopeless, _listed(hopeless[1], said))
     late = left_s <= min(LAST_S, timeout_s * LAST)
     soon = f"{max(0.0, left_s):.1f} s are left of its timeout of {timeout_s:g} s"
     unknown = [rank for rank in free if rank not in findings]
@@ -250,24 +251,29 @@ def _hopeless(
     awaited: Collection[int],
     findings: Mapping[int, Finding],
     gil: Mapping[int, str],
-    operation: Operation,
-    now_ns: int,
+    left_s: float,
+    patience_s: float,
 ) -> tuple[Kind, list[int]] | None:
-    """Ranks that cannot come, by the surest reason."""
-    left_s = operation.timeout_ms / 1e3 - (now_ns - operation.created_ns) / 1e9
+    """Ranks that cannot come, by the surest reason. One that sleeps cannot before it wakes, which may be known to be too late."""
     known = {rank: findings[rank] for rank in sorted(ranks) if rank in findings}
     kinds = {
         Kind.STOPPED: [rank for rank, one in known.items() if one.life is Life.STOPPED],
         Kind.GIL: [rank for rank in known if rank in gil and rank in awaited],
         Kind.ENDED: [rank for rank, one in known.items() if one.life is Life.ENDED],
-        Kind.ASLEEP: [rank for rank, one in known.items() if rank in awaited and _asleep_for(one) > left_s],
+        Kind.ASLEEP: [
+            rank
+            for rank, one in known.items()
+            if rank in awaited
+            and one.life is Life.SLEEPS
+            and (_asleep_for(one) > left_s or one.idle_s + _asleep_for(one) > patience_s)
+        ],
     }
     return next(((kind, found) for kind, found in kinds.items() if found), None)
 
 
 def _asleep_for(one: Finding) -> float:
     """How long it still sleeps for certain: only a sleep to a point in time tells."""
-    return one.sleep_s or 0.0 if one.life is Life.SLEEPS and not one.native_sleep else 0.0
+    return 0.0 if one.native_sleep else one.sleep_s or 0.0
 
 
 def _by_device(operation: Operation) -> bool:

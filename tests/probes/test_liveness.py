@@ -84,7 +84,9 @@ while True:
     file.write(b"x"); file.flush(); os.fsync(file.fileno())
 """
     looked_at(process(code).pid, lambda one: one.life in (Life.FILES, Life.WORKS))
-    call = syscalls.call_of(pid := process("sys.stdin.read()").pid, pid)
+    pid = process("sys.stdin.read()").pid
+    looked_at(pid, lambda one: one.life is Life.BLOCKED)
+    call = syscalls.call_of(pid, pid)
     assert call is not None and call.name == "read" and not call.file
 
 

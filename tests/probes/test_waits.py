@@ -40,7 +40,7 @@ def judged(calls, findings, *, fresh=None, gil=None, world=None, members=None):
     fresh = list(calls) if fresh is None else fresh
     world = world or len(findings)
     first = min(stall.find(records, NOW_NS, 15, world, fresh), key=lambda one: one.operation.created_ns)
-    return judge(first, records, findings, gil or {}, fresh=fresh, world_size=world, quiet_s=11, now_ns=NOW_NS)
+    return judge(first, records, findings, gil or {}, fresh=fresh, world_size=world, quiet_s=11, patience_s=60, now_ns=NOW_NS)
 
 
 def waiting(seq, name="all_reduce", group="0", **more):
@@ -165,14 +165,24 @@ def test_a_rank_of_another_host_is_not_judged_until_the_timeout_is_near():
     assert isinstance(answer, Hang) and answer.kind is Kind.TIMEOUT and answer.suspects == (2,)
 
 
-def test_a_sleep_that_outlasts_the_timeout_is_a_hang_and_a_shorter_one_is_not():
-    def with_sleep(seconds, native=False):
-        asleep = Finding(life=Life.SLEEPS, text="asleep", sleep_s=seconds, native_sleep=native)
-        return judged({0: [*done(3), waiting(4, timeout_s=60)], 1: done(3)}, {0: BLOCKED, 1: asleep})
-
-    assert with_sleep(41).kind is Kind.ASLEEP
-    assert isinstance(with_sleep(39), Wait)
-    assert isinstance(with_sleep(41, native=True), Wait)  # how long it has slept already is not known
+@pytest.mark.parametrize(
+    ("sleep_s", "idle_s", "native", "timeout_s", "hang"),
+    [
+        (41, 0, False, 60, True),  # 40 s are left
+        (39, 0, False, 60, False),
+        (41, 0, True, 60, False),  # how much of it is over is not known
+        (30, 31, False, 1800, True),  # a minute of nothing but sleep, as is known beforehand
+        (30, 29, False, 1800, False),
+        (0.1, 61, False, 1800, True),  # a loop of short ones
+        (600, 61, True, 1800, True),
+        (600, 20, True, 1800, False),
+    ],
+)
+def test_a_sleep_is_a_hang_where_it_outlasts_the_timeout_or_the_patience(sleep_s, idle_s, native, timeout_s, hang):
+    asleep = Finding(life=Life.SLEEPS, text="asleep", sleep_s=sleep_s, idle_s=idle_s, native_sleep=native)
+    answer = judged({0: [*done(3), waiting(4, timeout_s=timeout_s)], 1: done(3)}, {0: BLOCKED, 1: asleep})
+    assert isinstance(answer, Hang) is hang
+    assert not hang or (answer.kind is Kind.ASLEEP and answer.suspects == (1,))
 
 
 def test_the_interpreter_lock_held_is_the_cause_though_the_rank_seems_asleep():

@@ -223,6 +223,7 @@ def _concluded(store: Store, folder: RunFolder, record: ArmRecord, evidence: Evi
         "signal": command.signal,
         "timed_out": command.timed_out,
         "wall_s": command.wall_s,
+        "started_ns": record.started_ns,
         "faults": [{**one.as_json(), "count": len(one.fired)} for one in record.injected],
         "suspected": [{"t_ns": t_ns, "reason": reason} for t_ns, reason in record.suspected],
         "metrics": {},

@@ -26,15 +26,15 @@ def fault_line(fault: Fault) -> str:
 
 def render_injection(result: Mapping[str, Any], folder: Path, console: Console) -> None:
     """How often each fault fired, when and where, and what became of the command."""
-    table = Table("fault", "fired", "where and when", box=None, pad_edge=False, header_style="bold")
-    started = min((one["t_ns"] for fault in result["faults"] for one in fault["fired"]), default=0)
+    table = Table("fired", "fault, and where and when it fired", box=None, pad_edge=False, header_style="bold")
+    started = result["started_ns"]
     for fault in result["faults"]:
         shown = [_firing(one, started) for one in fault["fired"][:SHOWN]]
         shown += fault["problems"]
         if fault["count"] > SHOWN:
             shown.append(f"and {fault['count'] - SHOWN} more")
         count = Text(f"{fault['count']}x" if fault["count"] else "never", style="" if fault["count"] else "bold red")
-        table.add_row(Text(fault["fault"]), count, Text("; ".join(shown)))
+        table.add_row(count, Text("\n  ".join([fault["fault"], *shown]), overflow="fold"))
     console.print(table)
     for one in result["suspected"]:
         console.print(Text(f"hang suspected: {one['reason']}", style="yellow"), soft_wrap=True)

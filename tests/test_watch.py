@@ -101,6 +101,8 @@ HANGS = {
     "stopped": LOOP.format(fault="os.kill(os.getpid(), signal.SIGSTOP)"),
     "gil held": LOOP.format(fault="ctypes.PyDLL(None).sleep(1000)"),
     "crossed groups": CROSSED,
+    "stuck after a long history": "start()\nfor _ in range(2100):\n    dist.all_reduce(x)\n"
+    "step()\nif rank == 1:\n    threading.Event().wait()\nstep()\nfinish()",
     "skipped and asleep": LOOP.format(fault="time.sleep(1000)"),
 }
 
@@ -298,9 +300,10 @@ def test_a_job_that_is_left_goes_on_when_its_rank_does(jobs):
         os.kill(json.loads(rank.read_text())["pid"], signal.SIGCONT)
 
     jobs.told.then = wake
-    result = jobs.watch(jobs.command(HANGS["stopped"]), suspect_s=2, end=False)
+    code = HANGS["stopped"].replace("finish()", "time.sleep(8)\nfinish()")
+    result = jobs.watch(jobs.command(code), suspect_s=2, end=False)
     assert result.exit_code == 0 and result.hang and not result.well, jobs.output(result)
-    assert len(jobs.told.hangs) == 1
+    assert len(jobs.told.hangs) == 1 and jobs.told.resumed_ == jobs.told.hangs
 
 
 def test_evidence_is_taken_before_a_short_timeout_ends_the_job(jobs):

@@ -170,8 +170,9 @@ class FlightRecorderRecorder(Recorder):
         for one in known:
             one.look_at_work(now)
         self._ask([one for one in known if now >= (one.due_idle if one.idle else one.due)])
-        overdue, oldest_s = False, 0.0
+        open_s: dict[int, tuple[float, bool]] = {}
         for one in known:
+            oldest_s, overdue = 0.0, False
             for handler in one.fresh:
                 for age_s, timeout_s in stall.open_ages(one.text[handler], now_ns):
                     oldest_s = max(oldest_s, age_s)
@@ -181,11 +182,17 @@ class FlightRecorderRecorder(Recorder):
                         one.open_text[handler] = one.text[handler]
                         # Looked at in time even where the budget alone would have it later.
                         one.due = min(one.due, now + max(left_s, self._config.interval_s))
-        return self._looked(oldest_s, overdue, now_ns)
+            if one.fresh and one.process.rank is not None:
+                open_s[one.process.rank] = oldest_s, overdue
+        return self._looked(open_s, now_ns)
 
-    def _looked(self, oldest_s: float, overdue: bool, now_ns: int) -> float:
-        """What follows from a look that found an operation open for `oldest_s`; answers what it cost elsewhere."""
-        if overdue:
+    def _looked(self, open_s: Mapping[int, tuple[float, bool]], now_ns: int) -> float:
+        """What follows from a look, which may cost something elsewhere: the answer.
+
+        `open_s` has of each rank that answered for how long its oldest open operation is open, and whether that is too long for
+        any of them.
+        """
+        if any(overdue for _, overdue in open_s.values()):
             self._ask_the_others()
             self._judge(now_ns)
         return 0.0

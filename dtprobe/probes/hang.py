@@ -86,8 +86,8 @@ class HangWatchRecorder(FlightRecorderRecorder):
         self._first: tuple[float, Hang] | None = None
         self._open_hangs: list[Found] = []
         self._bundles = 0
-        self._open_s = 0.0
-        self._overdue = False
+        self._since: dict[int, tuple[float, bool]] = {}
+        """Of each rank: since when its oldest open operation is open, and whether one was open for too long."""
         self._judge_at = 0.0
         self._world: int | None = where.world_size
 
@@ -100,26 +100,31 @@ class HangWatchRecorder(FlightRecorderRecorder):
         self._files += sorted(folder.iterdir())
         self._watch.watched.bundled()
 
-    def _looked(self, oldest_s: float, overdue: bool, now_ns: int) -> float:
+    def _looked(self, open_s: Mapping[int, tuple[float, bool]], now_ns: int) -> float:
         now = self._clock.monotonic()
-        if any(one.fresh for one in self._ranks.values()):  # else nobody was asked this time: what was open still is
-            self._open_s, self._overdue = oldest_s, overdue
-        if self._open_s == 0.0:
-            self._pulses.clear()
-        if self._open_s < min(LOOK_S, self._watch.suspect_s / 2):
+        # Of a rank that was not asked this time, what was open still is, as far as anybody knows.
+        self._since |= {rank: (now - age_s, overdue) for rank, (age_s, overdue) in open_s.items()}
+        self._since = {
+            one.process.rank: self._since[one.process.rank] for one in self._current() if one.process.rank in self._since
+        }
+        overdue = any(late for _, late in self._since.values())
+        if self._open_hangs and not overdue:
+            self._see_whether_it_goes_on()
+        if now - min((since for since, _ in self._since.values()), default=now) < min(LOOK_S, self._watch.suspect_s / 2):
+            self._pulses.clear()  # of an earlier wait: how long a rank was quiet then means nothing now
             self._first = None
             return 0.0
         pause_s = min(LOOK_S, self._watch.suspect_s / 4)
         if now - self._looked_at >= pause_s * 0.9:
             self._looked_at = now
             self._look_at_processes(now)
-        if self._overdue and now >= self._judge_at:
+        if overdue and now >= self._judge_at:
             if self._first is not None:
                 self._look_at_processes(now)
             self._ask([one for one in self._current() if worker_server.NCCL in one.text or not self._works(one.process.rank)])
             self._judge(self._clock.now_ns())
             self._judge_at = now + (self._confirm_s() if self._first is not None else 2 * pause_s)
-        elif not self._overdue:
+        elif not overdue:
             self._first = None
         due_s = self._judge_at - self._clock.monotonic() if self._first is not None else pause_s
         self._sampler.soon(min(pause_s, max(0.05, due_s)))
@@ -154,9 +159,7 @@ class HangWatchRecorder(FlightRecorderRecorder):
                     pulse.sockets(moved, now)
         self._see_whether_it_goes_on()
         found = self._hang(now, now_ns)
-        if found is None or any(
-            found.kind is one.hang.kind and found.suspects == one.hang.suspects for one in self._open_hangs
-        ):
+        if found is None or any(found.key == one.hang.key or found.suspects == one.hang.suspects for one in self._open_hangs):
             self._first = None
             return
         if found.kind is not Kind.TIMEOUT and (self._first is None or not self._first[1].same(found)):

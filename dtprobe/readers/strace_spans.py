@@ -227,7 +227,8 @@ def _took(letters: npt.NDArray[np.uint8], words: Words, ends: Ints, done: Bits) 
     width = point - bracket - 1
     whole, good = _number(words, bracket + 1, width)
     fine &= good & (letters[bracket] == 60) & (letters[bracket - 1] == 32)
-    return np.where(fine, whole + micros / 1e6, np.nan)
+    # One division of whole numbers rounds as reading the decimals does; a sum of two parts would round twice.
+    return np.where(fine, (whole * 1_000_000 + micros) / 1e6, np.nan)
 
 
 def _strings(part: bytes, words: Words, begin: Ints, end: Ints, valid: Bits | None) -> pl.Series:

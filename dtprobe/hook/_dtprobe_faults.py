@@ -80,5 +80,5 @@ def placed(value: str | dict, rank: int, world_size: int) -> str:
 
 def world_size_of(hook) -> int:
     """How many ranks there are, as the launcher tells; 1 where it does not."""
-    names = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    names = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
     return next((int(hook.environ[name]) for name in names if hook.environ.get(name, "").isdigit()), 1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HOOKS = "DTPROBE_HOOKS"
 CLAIMED = "DTPROBE_HOOKED_PID"
-RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 class Hook:
@@ -88,8 +88,15 @@ def _rank_folder(environ) -> str | None:
     folder = environ.get("DTPROBE_RANK_FOLDER")
     if folder or "DTPROBE_FOLDER" not in environ:
         return folder or None
+    if _is_agent(sys.orig_argv):  # under srun or mpirun it has a rank of its own, which is none of the job's
+        return None
     rank = next((environ[name] for name in RANKS if environ.get(name, "").isdigit()), None)
     return None if rank is None else f"{environ['DTPROBE_FOLDER']}/rank{rank}"
+
+
+def _is_agent(argv: list[str]) -> bool:
+    """Whether a command line is torchrun's: an agent that starts ranks."""
+    return any(word == "torch.distributed.run" or word.rpartition("/")[2] == "torchrun" for word in argv[:5])
 
 
 def _load(environ) -> None:

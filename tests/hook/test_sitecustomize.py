@@ -60,10 +60,19 @@ def test_a_process_that_is_no_rank_is_left_alone(start, tmp_path):
     assert not (tmp_path / "log").exists()
 
 
-def test_under_a_foreign_launcher_the_rank_finds_its_own_folder(start, tmp_path):
+@pytest.mark.parametrize("name", ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"])
+def test_under_a_foreign_launcher_the_rank_finds_its_own_folder(start, tmp_path, name):
     (tmp_path / "rank3").mkdir()
-    start("pass", DTPROBE_RANK_FOLDER="", DTPROBE_FOLDER=str(tmp_path), OMPI_COMM_WORLD_RANK="3")
+    start("pass", DTPROBE_RANK_FOLDER="", DTPROBE_FOLDER=str(tmp_path), **{name: "3"})
     assert (tmp_path / "rank3" / "log").exists()
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"])
+def test_torchrun_s_agent_under_another_launcher_is_no_rank(start, tmp_path, name):
+    (tmp_path / "torchrun").write_text("pass\n")
+    (tmp_path / "rank0").mkdir()
+    start("pass", str(tmp_path / "torchrun"), DTPROBE_RANK_FOLDER="", DTPROBE_FOLDER=str(tmp_path), **{name: "0"})
+    assert not (tmp_path / "rank0" / "log").exists()
 
 
 def test_the_sitecustomize_that_it_hides_runs_and_is_the_one_to_be_seen(start, tmp_path):

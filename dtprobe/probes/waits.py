@@ -21,9 +21,10 @@ CONTEXT = 8
 SAME_SIZES = ("all_reduce", "broadcast", "reduce")
 """All members hand over tensors of the same size."""
 MOVING = (Life.WORKS, Life.FILES)
-LAST = 0.1
+LAST = 0.25
 LAST_S = 5.0
-"""An operation that has less than this left of its timeout, or this share of it, is as good as lost: the evidence is taken now."""
+"""An operation that has less than this left of its timeout, and less than this share of it, is as good as lost: the evidence is
+taken now. Longer than the pause between two judgements, and than what taking it lasts."""
 
 
 class Kind(StrEnum):

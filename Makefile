@@ -25,6 +25,8 @@ $(STAMP): pyproject.toml
 ifeq ($(TORCH),system)
 	@$(PYTHON) -c 'import importlib.util as u, sys; sys.exit(0 if u.find_spec("torch") else "$(PYTHON) has no torch: leave out TORCH=system, or name an interpreter that has one")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv --system-site-packages $(VENV)
+	@# Where $(PYTHON) lives in a virtual environment itself, that flag reaches only the interpreter below it.
+	@$(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/system.pth"
 else
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo 'installing $(TORCH)'

@@ -98,7 +98,9 @@ def test_without_all_arms_nothing_is_claimed(tmp_path):
 
 def test_an_unhealthy_control_is_inconclusive_whatever_fault_showed(tmp_path):
     done = run("quick:crashes", tmp_path, "--repeats", "1")
-    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (1, "error")
+    verdict = json.loads(done.stdout)
+    assert (done.returncode, verdict["verdict"]) == (1, "inconclusive")
+    assert "control is not healthy" in verdict["because"]
 
 
 def test_a_judge_that_raises_is_an_error_and_never_a_claim(tmp_path):

@@ -18,8 +18,6 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--behave", choices=("well", "raise", "daemon", "hang"), default="well")
     options = parser.parse_args()
-    if options.behave == "raise":
-        raise RuntimeError("the worker fails as it was told to")
     if options.behave == "daemon":
         Path(f"/dev/shm/torch_{os.getpid()}_1_0").write_bytes(b"left")
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
@@ -28,6 +26,8 @@ def main() -> None:
         time.sleep(options.step_s)
         record("step", value=float(step), duration_s=options.step_s)
     record("work", duration_s=time.perf_counter() - started)
+    if options.behave == "raise":
+        raise RuntimeError("the worker fails as it was told to")
     while options.behave == "hang":
         time.sleep(0.1)
 

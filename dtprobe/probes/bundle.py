@@ -5,13 +5,12 @@ Each source gives a file in the bundle's folder or a reason why there is none.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dtprobe.errors import Unavailable
 from dtprobe.probes import ras, sockets
+from dtprobe.probes.answers import output
 
 TIMEOUT_S = 8.0
 KEPT_BYTES = 256 * 1024
@@ -38,31 +37,9 @@ def take(folder: Path, environ: Mapping[str, str]) -> dict[str, Unavailable]:
 
 
 def _kernel(environ: Mapping[str, str]) -> str | Unavailable:
-    text = _output(("dmesg",), "util-linux", environ)
+    text = output(("dmesg",), environ, package="util-linux", timeout_s=TIMEOUT_S)
     return text if isinstance(text, Unavailable) else text[-KEPT_BYTES:]
 
 
 def _gpu(environ: Mapping[str, str]) -> str | Unavailable:
-    return _output(("nvidia-smi", "-q"), "", environ)
-
-
-def _output(argv: tuple[str, ...], package: str, environ: Mapping[str, str]) -> str | Unavailable:
-    program = shutil.which(argv[0], path=environ.get("PATH"))
-    if program is None:
-        return Unavailable(f"there is no {argv[0]}", f"install {package}" if package else "")
-    try:
-        done = subprocess.run(
-            [program, *argv[1:]],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Unavailable(f"{argv[0]} did not answer in {TIMEOUT_S:g} s")
-    if done.returncode != 0:
-        return Unavailable(f"{argv[0]} failed: {' '.join(done.stderr.split())[:200]}")
-    return done.stdout
+    return output(("nvidia-smi", "-q"), environ, timeout_s=TIMEOUT_S)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 
 from dtprobe.errors import Unavailable
+from dtprobe.probes.answers import output
 
 TIMEOUT_S = 5.0
 _OWNER = re.compile(r"pid=(\d+),fd=\d+")
@@ -16,25 +15,7 @@ _BYTES = re.compile(r"\bbytes_(?:acked|received):(\d+)")
 
 def listing(environ: Mapping[str, str]) -> str | Unavailable:
     """All TCP connections with their owners, states, queues and counters, a line each, as `ss -atinpO` says it."""
-    program = shutil.which("ss", path=environ.get("PATH"))
-    if program is None:
-        return Unavailable("there is no ss", "install iproute2")
-    try:
-        done = subprocess.run(
-            [program, "-atinpOH"],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Unavailable(f"ss did not answer in {TIMEOUT_S:g} s")
-    if done.returncode != 0:
-        return Unavailable(f"ss failed: {' '.join(done.stderr.split())[:200]}")
-    return done.stdout
+    return output(("ss", "-atinpOH"), environ, package="iproute2", timeout_s=TIMEOUT_S)
 
 
 def moved(environ: Mapping[str, str]) -> dict[int, int] | Unavailable:

@@ -40,14 +40,21 @@ def package(requirement: str, *, extra: str) -> Unavailable | None:
 
 
 def parts() -> dict[str, Unavailable | None]:
-    """Every part by name and whether it can work here. Imports them all, and so torch."""
+    """Every part by name ("groups", "transport.mpi") and whether it can work here. Imports them all, and so torch."""
+    return _parts(Path(__file__).parent, "")
+
+
+def _parts(folder: Path, within: str) -> dict[str, Unavailable | None]:
     found: dict[str, Unavailable | None] = {}
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+    for module in pkgutil.iter_modules([str(folder)]):
+        name = within + module.name
         try:
-            part = importlib.import_module(f"dtprobe.framework.{module.name}")
+            part = importlib.import_module(f"dtprobe.framework.{name}")
         except ModuleNotFoundError as error:
-            found[module.name] = Unavailable(f"{error.name} is not installed", "pip install it, or make setup")
+            found[name] = Unavailable(f"{error.name} is not installed", "pip install it, or make setup")
             continue
         if hasattr(part, "probe"):
-            found[module.name] = part.probe()
+            found[name] = part.probe()
+        elif module.ispkg:
+            found |= _parts(folder / module.name, f"{name}.")
     return found

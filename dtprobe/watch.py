@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from dtprobe import armrun, machine, report
+from dtprobe import armrun, catalog, machine, report
 from dtprobe.armrun import ArmPlan, ArmRecord, Workload
 from dtprobe.clock import Clock, SystemClock
 from dtprobe.confine import Confinement
@@ -21,8 +22,10 @@ from dtprobe.judging import gather
 from dtprobe.launch.command import Command
 from dtprobe.probes.echo import Echo
 from dtprobe.probes.hang import Found, HangWatch, Watched
+from dtprobe.probes.nccl_calls import NcclCalls
 from dtprobe.probes.proc import Proc
 from dtprobe.probes.pyspy import PySpy
+from dtprobe.probes.stall import UNLIMITED_MS
 from dtprobe.runner import interruptible
 from dtprobe.scenario import Probe
 from dtprobe.store import RunFolder, Store
@@ -70,9 +73,21 @@ def check(argv: Sequence[str], suspect_s: float, environ: Mapping[str, str] = os
         )
 
 
-def recorders(watched: Watched, suspect_s: float) -> tuple[Probe, ...]:
-    """What a watch records with. The last one takes the bundle: it is told of a hang when the others have taken theirs."""
-    return (Proc(hz=1), PySpy(), HangWatch(watched=watched, suspect_s=suspect_s))
+def recorders(watched: Watched, suspect_s: float, environ: Mapping[str, str] = os.environ) -> tuple[Probe, ...]:
+    """What a watch records with. The last one takes the bundle: it is told of a hang when the others have taken theirs.
+
+    NCCL's calls are recorded where a libnccl is that the job may use.
+    """
+    calls = _nccl_calls(environ)
+    return (Proc(hz=1), PySpy(), *((calls,) if calls else ()), HangWatch(watched=watched, suspect_s=suspect_s))
+
+
+def _nccl_calls(environ: Mapping[str, str]) -> NcclCalls | None:
+    injectors, _ = catalog.injectors()
+    if "nccl" not in injectors:
+        return None
+    nccl = sys.modules[injectors["nccl"].make.__module__]
+    return NcclCalls(library=nccl.build.shim(environ)) if nccl.libraries(environ) else None
 
 
 def run(
@@ -99,7 +114,7 @@ def run(
     workload = Workload(tuple(argv), Path.cwd(), timeout_s, world_size_of(argv))
     store = Store.open(out)
     watched = Watched(told=teller.hang, resumed=teller.resumed, bundled=lambda: None)
-    probes = (*((echo,) if echo is not None else ()), *recorders(watched, suspect_s))
+    probes = (*((echo,) if echo is not None else ()), *recorders(watched, suspect_s, environ))
     unavailable = {probe.name: reason for probe in probes if (reason := probe.probe())}
     git = machine.git_state(Path.cwd(), environ=environ)
     facts: dict[str, Any] = {
@@ -172,7 +187,7 @@ def _blind(record: ArmRecord) -> list[str]:
             "no rank was found: the command started no Python with RANK (or an MPI launcher's variable) set, so no collective "
             "could be watched"
         ]
-    if not any(record.folder.glob("rank*/fr-*.json")):
+    if not any(record.folder.glob("rank*/fr-*.json")) and not any(record.folder.glob("rank*/nccl-*.ring")):
         return ["no rank recorded a collective: nothing could be watched"]
     return []
 
@@ -247,7 +262,7 @@ def _as_json(found: Found) -> dict[str, Any]:
             "group": hang.operation.group_desc or hang.operation.group,
             "seq": hang.operation.seq,
             "sizes": hang.operation.sizes,
-            "timeout_ms": hang.operation.timeout_ms,
+            "timeout_ms": hang.operation.timeout_ms if hang.operation.timeout_ms < UNLIMITED_MS else None,
         },
         "waiting": list(hang.waiting),
         "ranks": {str(rank): text for rank, text in hang.ranks.items()},

@@ -1,6 +1,6 @@
 """Watches for a hang: collectives that are open without progress, and whether the ranks that they wait for are at work.
 
-It reads flight recorders as the `flight_recorder` recorder does, judges who waits for whom (`waits`) and what the awaited
+It reads flight recorders as the `flight_recorder` recorder does, and NCCL's calls where they are recorded, judges who waits for whom (`waits`) and what the awaited
 ranks do (`liveness`), looks a second time before it says anything, and then has the evidence taken while the job lives: the
 records of every rank first, then /proc of every rank in `rank<k>/stalled.json`, then what the other recorders take at a suspicion.
 """
@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 from dtprobe import doctor, processes
 from dtprobe.clock import Clock
 from dtprobe.errors import Unavailable
-from dtprobe.probes import Where, bundle, sockets, stall, worker_server
+from dtprobe.probes import Where, bundle, nccl_calls, sockets, stall, worker_server
 from dtprobe.probes.flight_recorder import FlightRecorder, FlightRecorderRecorder
 from dtprobe.probes.liveness import Life, Pulse
 from dtprobe.probes.procfs import condition
 from dtprobe.probes.snapshot import snapshot
 from dtprobe.probes.waits import Hang, Kind, judge, named
+from dtprobe.readers.artifact import ReaderError
+from dtprobe.readers.nccl_ring import read_nccl_under_way
 
 LOOK_S = 1.0
 """Between two looks at the ranks' processes while an operation is open."""
@@ -107,10 +110,11 @@ class HangWatchRecorder(FlightRecorderRecorder):
         self._since = {
             one.process.rank: self._since[one.process.rank] for one in self._current() if one.process.rank in self._since
         }
-        overdue = any(late for _, late in self._since.values())
+        since = [*self._since.values(), *((now - age_s, age_s >= self._watch.suspect_s) for age_s in self._nccl_ages(now_ns))]
+        overdue = any(late for _, late in since)
         if self._open_hangs and not overdue:
             self._see_whether_it_goes_on()
-        if now - min((since for since, _ in self._since.values()), default=now) < min(LOOK_S, self._watch.suspect_s / 2):
+        if now - min((begun for begun, _ in since), default=now) < min(LOOK_S, self._watch.suspect_s / 2):
             self._pulses.clear()  # of an earlier wait: how long a rank was quiet then means nothing now
             self._first = None
             return 0.0
@@ -172,14 +176,7 @@ class HangWatchRecorder(FlightRecorderRecorder):
         """The first stall that is a hang; reasons why the others are none are kept."""
         hangs: list[Hang] = []
         findings = {rank: pulse.finding for rank, pulse in self._pulses.items() if pulse.finding is not None}
-        for handler in worker_server.HANDLERS:
-            texts = {rank: known.text[handler] for rank, known in self._ranks.items() if handler in known.text}
-            try:
-                records = {rank: stall.parse(text) for rank, text in texts.items()}
-            except (ValueError, KeyError, TypeError, IndexError) as error:
-                self._problems[f"{handler}: not a flight recorder of a known form: {type(error).__name__}: {error}"] = None
-                continue
-            fresh = [rank for rank, known in self._ranks.items() if handler in known.fresh]
+        for records, fresh in self._sources():
             for one in stall.find(records, now_ns, self._watch.suspect_s, self._world_size(), fresh):
                 limit_s = min(self._watch.suspect_s, one.operation.timeout_ms / 2e3)
                 gil = self._holders(now, limit_s)
@@ -199,6 +196,43 @@ class HangWatchRecorder(FlightRecorderRecorder):
                 elif answer.settled:
                     self._watch.watched.waits[named(answer.operation)] = answer.because
         return min(hangs, key=lambda one: one.operation.created_ns, default=None)
+
+    def _sources(self) -> Iterator[tuple[dict[int, stall.Records], list[int]]]:
+        """Each kind of records, by rank, and the ranks whose records are of now."""
+        for handler in worker_server.HANDLERS:
+            texts = {rank: known.text[handler] for rank, known in self._ranks.items() if handler in known.text}
+            try:
+                records = {rank: stall.parse(text) for rank, text in texts.items()}
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                self._problems[f"{handler}: not a flight recorder of a known form: {type(error).__name__}: {error}"] = None
+                continue
+            yield records, [rank for rank, known in self._ranks.items() if handler in known.fresh]
+        rings = self._rings()
+        if rings:
+            try:
+                yield nccl_calls.records(rings, self._world_size()), [*rings]
+            except ReaderError as error:
+                self._problems[str(error)] = None
+
+    def _rings(self) -> dict[int, Path]:
+        """The rings of NCCL's calls that living ranks record into."""
+        found = {}
+        for one in self._current():
+            pid = one.process.pid
+            path = nccl_calls.ring(self._where.folder, pid)
+            if one.process.rank is not None and path is not None and condition(pid) is not None:
+                found[one.process.rank] = path
+        return found
+
+    def _nccl_ages(self, now_ns: int) -> list[float]:
+        """For how many seconds calls into NCCL are under way, in which a host waits."""
+        found = []
+        for path in self._rings().values():
+            try:
+                found += [(now_ns - begun_ns) / 1e9 for begun_ns in read_nccl_under_way(path)]
+            except ReaderError as error:
+                self._problems[str(error)] = None
+        return found
 
     def _world_size(self) -> int:
         if self._world is None:
@@ -240,15 +274,16 @@ class HangWatchRecorder(FlightRecorderRecorder):
 
     def _see_whether_it_goes_on(self) -> None:
         """A rank that was let go again is said too."""
+        if not self._open_hangs:
+            return
+        sources = list(self._sources())
         for found in list(self._open_hangs):
-            operation = found.hang.operation
             for rank in found.hang.waiting:
                 known = self._ranks.get(rank)
-                if known is None or not known.fresh or condition(known.process.pid) is None:
+                if known is None or condition(known.process.pid) is None:
                     continue
-                records = [stall.parse(known.text[handler]) for handler in known.fresh]
-                here = next((one for one in (each.at(*found.hang.key) for each in records) if one is not None), None)
-                if here is not None and here.created_ns == operation.created_ns and not here.open:
+                calls = (records[rank].at(*found.hang.key) for records, fresh in sources if rank in fresh)
+                if any(one and one.created_ns == found.hang.operation.created_ns and not one.open for one in calls):
                     self._open_hangs.remove(found)
                     self._watch.watched.resumed(found)
                     break

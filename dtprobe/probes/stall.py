@@ -16,6 +16,10 @@ from typing import Any
 _OPEN = re.compile(rb'"retired":false[^{}]*?"time_created_ns":(\d+),"time_d[^{}]*?"timeout_ms":(\d+)')
 
 
+UNLIMITED_MS = 10**15
+"""The timeout of an operation that has none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operation:
     """A collective as a rank recorded it."""

@@ -18,7 +18,10 @@ from dtprobe.probes.stall import Operation, Records, Stall
 
 CONTEXT = 8
 """So many earlier calls, at most, tell which call was to come."""
-SAME_SIZES = ("all_reduce", "broadcast", "reduce")
+SAME_SIZES = (
+    *("all_reduce", "broadcast", "reduce"),
+    *("ncclAllReduce", "ncclBroadcast", "ncclReduce", "ncclAllGather", "ncclReduceScatter"),
+)
 """All members hand over tensors of the same size."""
 MOVING = (Life.WORKS, Life.FILES)
 LAST = 0.25

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -225,6 +226,14 @@ class Rank:
 
     def wait(self, file: str) -> int:
         return self.until(self.shared / file)
+
+    def block(self) -> int:
+        threading.Event().wait()
+        return 0
+
+    def stop(self) -> int:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return 0
 
     def fork(self) -> int:
         """A child makes a call of its own and ends."""

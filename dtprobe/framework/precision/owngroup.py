@@ -1,0 +1,90 @@
+"""A process group that one part has for itself, so that nothing else can pair with its messages, and that names who did not come.
+
+A decision that shares a group with the gradients of a model is taken for one of them as soon as one rank is a call behind:
+gloo adds up whatever arrives.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from dtprobe.errors import UsageError
+from dtprobe.framework.agreement import Agreement
+from dtprobe.framework.errors import FrameworkError
+
+_NAMING_S = 5.0
+
+
+class OwnGroup:
+    """A new group over the ranks of `like` (default: the world); each of them makes it, in the same order.
+
+    `label` names it in messages; `timeout_s` (seconds) bounds each exchange. Where a collective fails, the ranks that are
+    there find out over the store which are not, and all of them raise MissingRanks. `close` ends the group.
+    """
+
+    def __init__(self, like: dist.ProcessGroup | None, *, label: str, timeout_s: float) -> None:
+        if not dist.is_initialized():
+            raise UsageError("no default process group", "call dtprobe.framework.bootstrap.start or init_process_group first")
+        self.ranks = tuple(dist.get_process_group_ranks(like if like is not None else dist.group.WORLD))
+        self._label = label
+        self._timeout_s = timeout_s
+        self._done = 0
+        self._group: dist.ProcessGroup | None = None
+        try:
+            self._group = dist.new_group(
+                list(self.ranks), timeout=timedelta(seconds=timeout_s), use_local_synchronization=True, group_desc=label
+            )
+            self._name = self._group.group_name
+        except RuntimeError as error:
+            self._name = "making"
+            self._raise_missing(f"making of the group of {label}", error)
+
+    def maximum(self, values: torch.Tensor, what: str) -> torch.Tensor:
+        """The elementwise maximum of `values` over the ranks, in place; every rank passes the same shape and dtype."""
+        try:
+            dist.all_reduce(values, dist.ReduceOp.MAX, group=self._open)
+        except RuntimeError as error:
+            self._raise_missing(what, error)
+        self._done += 1
+        return values
+
+    def gathered(self, value: Any, what: str) -> dict[int, Any]:
+        """Global rank -> what that rank passed (any picklable object of this same job)."""
+        found: list[Any] = [None] * len(self.ranks)
+        try:
+            dist.all_gather_object(found, value, group=self._open)
+        except RuntimeError as error:
+            self._raise_missing(what, error)
+        self._done += 1
+        return dict(zip(self.ranks, found, strict=True))
+
+    def close(self) -> None:
+        """End the group on this rank. Safe to call twice, and after `destroy_process_group`."""
+        group, self._group = self._group, None
+        if group is not None and group in c10d._world.pg_map:
+            dist.destroy_process_group(group)
+
+    @property
+    def _open(self) -> dist.ProcessGroup:
+        if self._group is None:
+            raise FrameworkError(f"the group of {self._label} was closed", "make a new one")
+        return self._group
+
+    def _raise_missing(self, what: str, error: RuntimeError) -> None:
+        agreement = Agreement(
+            c10d._get_default_store(),
+            rank=dist.get_rank(),
+            members=self.ranks,
+            prefix=f"dtprobe.precision/{self._label}/{self._name}/{self._done}",
+        )
+        try:
+            agreement.reach({}, lambda heard: {}, min(self._timeout_s, _NAMING_S), what=what)
+        finally:
+            agreement.close()
+        first = str(error).strip().partition("\n")[0][:200]
+        raise FrameworkError(f"{what} failed although every rank is there: {first}", "see the network between them") from error

@@ -1,0 +1,458 @@
+"""What every rank does: join, say what it found about itself, try collectives, measure links; then rank 0 reports.
+
+Ranks agree over the store at the end of each stage, so one that died or stopped is named by the others, however the back end
+puts it. A thread apart holds the deadline and hears the launcher's SIGTERM, since the main one may be inside gloo or the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch.distributed as dist
+
+import dtprobe
+from dtprobe.doctor.cluster import checks, collectives, links, matrix, ssh
+from dtprobe.doctor.cluster.clocks import Offset, from_first
+from dtprobe.doctor.cluster.facts import Facts, gather
+from dtprobe.doctor.cluster.matrix import Link
+from dtprobe.doctor.cluster.verdict import ClusterReport, Collective, Problem, ranks
+from dtprobe.errors import DtprobeError
+from dtprobe.framework.agreement import Agreement, Said
+from dtprobe.framework.bootstrap import Job, Placement, resolve, start
+from dtprobe.framework.bootstrap.identity import IdentityError
+from dtprobe.framework.errors import FrameworkError, MissingRanks, RankError, StoreLost
+from dtprobe.framework.stores import meet
+
+_JOIN_SHARE = 0.5
+_LIMIT_SHARE = 1 / 6
+"""One message may take this share of the deadline: a silent rank costs it once or twice, and time to say so is left."""
+_SLOT_S = 0.5
+_LINKS_SHARE = 0.4
+_SUSPECTS = 8
+_AGAIN = 3
+_ROLL_CALL_S = 0.6
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class RankFailed(DtprobeError):
+    """This rank's own fatal error, where rank 0 cannot report: exit code 1."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clocks:
+    """The seam to time: seconds that only grow, and nanoseconds of UTC."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall_ns: Callable[[], int] = time.time_ns
+
+
+def run(
+    *,
+    environ: Mapping[str, str],
+    deadline_s: float,
+    show: Callable[[ClusterReport], None],
+    time_by: Clocks | None = None,
+) -> int:
+    """Check the cluster as one of its ranks; the exit code: 0 healthy (or not rank 0), 1 a problem was found.
+
+    Call it in the main thread. `environ` is what the launcher left. `show` is called on rank 0 alone, once, also when the job
+    breaks off. Raises PlacementError for an environment that contradicts itself, and RankFailed on a rank whose rank 0 is
+    lost. Where the job hangs or is ended by its launcher, the process ends here, by `os._exit`, with everything said.
+    """
+    placement = resolve(environ)
+    examination = Examination(placement, environ, deadline_s, time_by or Clocks())
+    with _guarded(examination, show):
+        try:
+            examination.through()
+        except RankError as error:
+            if placement.rank != 0 and (0 in error.ranks or isinstance(error, StoreLost)):
+                raise RankFailed(f"rank {placement.rank}: {error.message}", error.remedy) from None
+            examination.broken(error)
+        except FrameworkError as error:
+            examination.broken(error)
+        if placement.rank != 0:
+            return 0
+        report = examination.report()
+        show(report)
+    return 0 if report.healthy else 1
+
+
+class Examination:
+    """One rank's side of the whole check, and what it has found out so far."""
+
+    def __init__(self, placement: Placement, environ: Mapping[str, str], deadline_s: float, time_by: Clocks) -> None:
+        self.placement = placement
+        self.deadline_s = deadline_s
+        self.stage = "start"
+        self._environ = environ
+        self._time = time_by
+        self._begun = time_by.monotonic()
+        self._started_ns = time_by.wall_ns()
+        self._mine: Facts | None = None
+        self._facts: list[Facts] = []
+        self._problems: list[Problem] = []
+        self._tried: list[Collective] = []
+        self._links: list[Link] = []
+        self._not_measured = ""
+        self._stages: dict[str, float] = {}
+        self._limit_s = deadline_s * _LIMIT_SHARE
+        self._agreement: Agreement | None = None
+        self.job: Job | None = None
+
+    @property
+    def left_s(self) -> float:
+        return self._begun + self.deadline_s - self._time.monotonic()
+
+    def through(self) -> None:
+        """All stages in order. Raises FrameworkError where ranks do not come, stop or contradict each other."""
+        where = self.placement
+        with self._timed("looking at this rank"):
+            self._mine = gather(rank=where.rank, local_rank=where.local_rank, launcher=where.source, environ=self._environ)
+            self._facts = [self._mine]
+        with self._timed("joining"):
+            before = _listening()
+            try:
+                job = start(where, backend="gloo", deadline_s=self.left_s * _JOIN_SHARE, timeout_s=self._limit_s)
+            except (MissingRanks, IdentityError, StoreLost):
+                raise
+            except RankError as error:  # everyone is there and learnt the same: facts can still be exchanged
+                self._facts_without_group()
+                raise error
+        self._mine = self._mine.with_gloo_address(next(iter(_listening() - before), None))
+        with job:
+            self.job = job
+            self._agreement = Agreement(
+                job.store, rank=where.rank, members=tuple(range(where.world_size)), prefix="dtprobe.cluster"
+            )
+            try:
+                self._with_job(job)
+            finally:
+                self._agreement.close()
+
+    def _with_job(self, job: Job) -> None:
+        with self._timed("comparing facts"):
+            self._facts = [Facts.from_json(each) for each in self._shared("facts", self._mine.as_json() if self._mine else {})]
+        with ThreadPoolExecutor(1) as aside:  # the others need not wait for ssh
+            reached = aside.submit(self._ssh) if self.placement.rank == 0 else None
+            with self._timed("trying collectives"):
+                failed = self._collectives(job)
+            if job.placement.world_size > 1 and not failed:
+                with self._timed("measuring links"):
+                    self._measure(job)
+            self._problems += reached.result() if reached is not None else []
+        self.stage = "ending the job"
+
+    def broken(self, error: FrameworkError) -> None:
+        """Note that the job broke off, as a problem of the ranks that the error names."""
+        blamed = tuple(getattr(error, "ranks", ()))
+        what = "placement" if isinstance(error, IdentityError) else "ranks"
+        hosts = tuple(dict.fromkeys(each.host for each in self._facts if each.rank in blamed))
+        self._problems.append(
+            Problem(
+                check=what,
+                severity="error",
+                ranks=blamed,
+                hosts=hosts,
+                found=f"while {self.stage}: {error.message}",
+                wanted=f"all {self.placement.world_size} ranks to the end",
+                remedy=error.remedy or "look at the named ranks first",
+            )
+        )
+
+    def report(self) -> ClusterReport:
+        """Everything found so far; on rank 0 that is of all ranks."""
+        facts = sorted(self._facts, key=lambda each: each.rank)
+        pairs = [
+            Offset(rank=each.b, of=each.a, offset_s=each.offset_s, uncertainty_s=each.uncertainty_s)
+            for each in self._links
+            if each.offset_s is not None and each.uncertainty_s is not None
+        ]
+        offsets = from_first(pairs)
+        judged = matrix.judged(self._links)
+        several = len({each.host for each in facts}) > 1
+        problems = [*self._problems, *checks.of_facts(facts, self.placement, several_hosts=several)]
+        problems += (
+            checks.of_links(judged, facts) + checks.of_clocks(offsets, facts) + checks.of_collectives(self._tried, facts)
+        )
+        return ClusterReport(
+            launcher=self.placement.source,
+            world_size=self.placement.world_size,
+            hosts=self._hosts(),
+            ranks=facts,
+            problems=problems,
+            collectives=self._tried,
+            links=judged,
+            not_measured=self._not_measured,
+            offsets=offsets,
+            stages_s=self._stages,
+            started_ns=self._started_ns,
+            took_s=self._time.monotonic() - self._begun,
+            deadline_s=self.deadline_s,
+            dtprobe=dtprobe.__version__,
+        )
+
+    # the stages
+
+    def _ssh(self) -> list[Problem]:
+        return ssh.check(self._hosts(), self.placement, self._environ, limit_s=min(5.0, self._limit_s))
+
+    def _collectives(self, job: Job) -> bool:
+        """Try every collective; whether one failed outright, on any rank, after which the group is of no use."""
+        size, rank = self.placement.world_size, self.placement.rank
+        tried: list[collectives.Tried] = []
+        with self._group_work() as failure:
+            for op, dtype, elements in collectives.cases(size):
+                tried.append(
+                    collectives.attempt(op, dtype, elements, rank=rank, world_size=size, group=job.world, device="cpu")
+                )
+        heard = self._shared("collectives", {"failure": failure, "blamed": [each.blamed for each in tried]})
+        for number, (op, dtype, elements) in enumerate(collectives.cases(size)):
+            seen = {one: said["blamed"][number] for one, said in enumerate(heard) if number < len(said["blamed"])}
+            if seen:
+                self._tried.append(
+                    Collective(
+                        transport="gloo",
+                        op=op,
+                        dtype=str(dtype).removeprefix("torch."),
+                        elements=elements,
+                        wrong=tuple(one for one, blamed in seen.items() if blamed),
+                        blamed=tuple(sorted({each for blamed in seen.values() for each in blamed})),
+                    )
+                )
+        return self._failed("collectives", heard)
+
+    def _measure(self, job: Job) -> None:
+        hosts = [peer.host for peer in job.peers]
+        chosen, self._not_measured = matrix.measuring(hosts)
+        plan = matrix.rounds(chosen)
+        slot_s = min(_SLOT_S, max(self.left_s * _LINKS_SHARE / len(plan), 0.1))
+        plan, left_out = self._as_many_as_fit(plan, slot_s)
+        if left_out:
+            self._not_measured = f"{self._not_measured}; {left_out}".removeprefix("; ")
+        wire = links.Wire(job.world, device="cpu", limit_s=self._limit_s, clock=self._time.monotonic)
+        found, failed = self._pairs("links", wire, hosts, [pair for each in plan for pair in each], slot_s)
+        self._links = found
+        for attempt in range(_AGAIN):
+            suspects = [(each.a, each.b) for each in matrix.judged(found) if each.slow][:_SUSPECTS]
+            if failed or not suspects or self.left_s < len(suspects) * _SLOT_S + 2 * self._limit_s:
+                break
+            # one pair at a time, alone: what stays slow now is not the others' doing
+            again: list[Link] = []
+            for pair in suspects:
+                more, failed = self._pairs(f"link again {attempt}", wire, hosts, [pair], _SLOT_S)
+                again += more
+                if failed:
+                    break
+            found = matrix.merged(found, again)
+            self._links = found
+
+    def _as_many_as_fit(self, plan: list[Any], slot_s: float) -> tuple[list[Any], str]:
+        most = max(1, int(self.left_s * _LINKS_SHARE / slot_s))
+        if len(plan) <= most:
+            return plan, ""
+        total, kept = sum(map(len, plan)), sum(map(len, plan[:most]))
+        return plan[:most], f"{kept} of {total} links fit before the deadline of {self.deadline_s:g} s; --deadline-s gives more"
+
+    def _pairs(
+        self, what: str, wire: links.Wire, hosts: list[str], pairs: list[tuple[int, int]], slot_s: float
+    ) -> tuple[list[Link], bool]:
+        """Measure this rank's links among `pairs`, in their order; the links of all ranks, and whether one failed outright."""
+        rank = self.placement.rank
+        mine: list[Link] = []
+        with self._group_work() as failure:
+            for a, b in pairs:
+                if rank == b:
+                    links.answer(wire, a, wall_ns=self._time.wall_ns)
+                elif rank == a:
+                    kind = "same host" if hosts[a] == hosts[b] else "between hosts"
+                    mine.append(links.lead(wire, a, b, transport="gloo", kind=kind, slot_s=slot_s, wall_ns=self._time.wall_ns))
+        heard = self._shared(what, {"failure": failure, "links": [each.as_json() for each in mine]})
+        found = [Link(**{**each, "slow": ()}) for said in heard for each in said["links"]]
+        return sorted(found, key=lambda each: (each.a, each.b)), self._failed(what, heard)
+
+    # how stages are made
+
+    def _shared(self, what: str, said: Said) -> list[Any]:
+        """What every rank says, in the order of ranks, on every rank. Raises MissingRanks naming those that did not come."""
+        assert self.job is not None and self._agreement is not None
+        world = self.placement.world_size
+        store = self.job.store
+        number = self._agreement.done
+        try:
+            store.set(f"dtprobe.cluster.said/{number}/{self.placement.rank}", json.dumps(said))
+            # a rank that is blocked by a silent one comes when its own limit is over: wait longer than that for it
+            wait_s = self._limit_s * (1.2 if said.get("failure") else 2.2) + 1.0
+            self._agreement.reach({}, lambda heard: {}, max(min(wait_s, self.left_s - 1.0), 0.2), what=what)
+            return [
+                json.loads(each) for each in store.multi_get([f"dtprobe.cluster.said/{number}/{one}" for one in range(world)])
+            ]
+        except dist.DistError as error:
+            raise StoreLost(
+                f"{what}: the store stopped answering ({str(error).partition(chr(10))[0][:200]})", "look at rank 0 first"
+            ) from None
+
+    @contextlib.contextmanager
+    def _group_work(self) -> Iterator[list[str]]:
+        """Collectives and messages in the block may fail: why goes into the list, and the group is cut for the others' sake."""
+        failure: list[str] = []
+        try:
+            yield failure
+        except RuntimeError as error:
+            failure.append(str(error).strip().partition("\n")[0][:300] or type(error).__name__)
+            assert self.job is not None
+            self.job.world.abort()
+
+    def _failed(self, what: str, heard: list[Said]) -> bool:
+        said = {rank: each["failure"][0] for rank, each in enumerate(heard) if each["failure"]}
+        if said:
+            first = min(said)
+            self._problems.append(
+                Problem(
+                    check="collectives" if what == "collectives" else "links",
+                    severity="error",
+                    ranks=tuple(sorted(said)),
+                    hosts=tuple(dict.fromkeys(self._facts[rank].host for rank in said)),
+                    found=f"gloo failed though every process lives; rank {first}: {said[first]}",
+                    wanted="messages between all ranks",
+                    remedy="open the ports between the hosts for this interface (firewall, security group), "
+                    "or name another one in GLOO_SOCKET_IFNAME",
+                )
+            )
+        return bool(said)
+
+    def _facts_without_group(self) -> None:
+        """The default group could not be made: exchange facts over a store alone, so that rank 0 can say why."""
+        where, mine = self.placement, self._mine
+        if mine is None:
+            return
+        with contextlib.suppress(FrameworkError, dist.DistError):  # the error that led here is the one to report
+            raw = meet(where, timeout_s=min(10.0, self.left_s / 3), again=1)
+            store = dist.PrefixStore(f"dtprobe.cluster/{where.run}/{where.attempt}", raw)
+            agreement = Agreement(store, rank=where.rank, members=tuple(range(where.world_size)), prefix="dtprobe.facts")
+            store.set(str(where.rank), json.dumps(mine.as_json()))
+            agreement.reach({}, lambda heard: {}, min(10.0, self.left_s / 3), what="comparing facts")
+            if where.rank == 0:
+                self._facts = [
+                    Facts.from_json(json.loads(each)) for each in store.multi_get([str(one) for one in range(where.world_size)])
+                ]
+
+    def _hosts(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for each in sorted(self._facts, key=lambda one: one.rank):
+            found.setdefault(each.host, []).append(each.rank)
+        return found
+
+    @contextlib.contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        self.stage = stage
+        begun = self._time.monotonic()
+        try:
+            yield
+        finally:
+            self._stages[stage] = self._time.monotonic() - begun
+
+
+# the thread that ends what hangs
+
+
+@contextlib.contextmanager
+def _guarded(examination: Examination, show: Callable[[ClusterReport], None]) -> Iterator[None]:
+    """In the block SIGTERM, SIGINT and the deadline are served by a thread, whatever the main thread waits in."""
+    over = threading.Event()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+    def watch() -> None:
+        while not over.is_set():
+            left_s = max(examination.left_s, 0.0)
+            told = signal.sigtimedwait(_SIGNALS, min(left_s, 0.2))
+            if over.is_set():
+                return
+            if told is not None and told.si_signo == signal.SIGINT:
+                _end(f"rank {examination.placement.rank}: interrupted while {examination.stage}", 130)
+            if told is not None:
+                _last_words(examination, show, _roll_call(examination), "the launcher ended the job (SIGTERM)")
+            elif left_s <= 0:
+                why = f"no end within the deadline of {examination.deadline_s:g} s"
+                _last_words(examination, show, _roll_call(examination), why)
+
+    watcher = threading.Thread(target=watch, name="dtprobe-cluster-deadline", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _roll_call(examination: Examination) -> tuple[int, ...] | None:
+    """The ranks that no longer answer, found over the store by those that were told to end too; None where the store is silent."""
+    job = examination.job
+    if job is None or job.store is None:
+        return ()
+    answered: list[tuple[int, ...]] = []
+    size = examination.placement.world_size
+
+    def call() -> None:
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            store = job.store.clone()
+            store.set(f"dtprobe.cluster.alive/{examination.placement.rank}", "")
+            time.sleep(_ROLL_CALL_S)
+            answered.append(tuple(one for one in range(size) if not store.check([f"dtprobe.cluster.alive/{one}"])))
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    caller.join(_ROLL_CALL_S + 1.0)
+    return answered[0] if answered else None
+
+
+def _last_words(
+    examination: Examination, show: Callable[[ClusterReport], None], silent: tuple[int, ...] | None, why: str
+) -> None:
+    where = examination.placement
+    remedy = "look at the named ranks first: they ended or were stopped"
+    if silent is None:
+        silent, remedy = (0,), "the store does not answer: look at rank 0, which serves it, or at the launcher's agent"
+    if where.rank == 0:
+        named = f"{ranks(silent)} no longer answered" if silent else "every rank still answered"
+        examination.broken(RankError(f"{why}; {named}", remedy, ranks=silent))
+        show(examination.report())
+        _end("", 1)
+    if 0 in silent:
+        _end(
+            f"rank {where.rank} on {socket.gethostname()}: while {examination.stage}: {why}; {ranks(silent)} no longer answered; {remedy}",
+            1,
+        )
+    _end("", 1)
+
+
+def _end(text: str, code: int) -> None:
+    """End this process now: its main thread cannot be called back."""
+    if text:
+        sys.stderr.write(f"dtprobe: {text}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _listening() -> set[str]:
+    """Addresses other than the wildcard at which this process listens."""
+    try:
+        found = psutil.Process().net_connections("tcp")
+    except psutil.Error:
+        return set()
+    return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN} - {"0.0.0.0", "::"}

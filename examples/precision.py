@@ -29,8 +29,8 @@ from dtprobe.errors import DtprobeError
 from dtprobe.framework import start
 from dtprobe.framework.precision import ConsistentScaler
 
-WIDTH, BATCH, MICRO_BATCHES = 8, 16, 2
-SETTINGS = {"init_scale": 2.0**10, "growth_interval": 7}
+WIDTH, BATCH, MICRO_BATCHES = 8, 16, 4
+SETTINGS = {"init_scale": 2.0**10, "growth_interval": 3}
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,17 @@ def pipeline(rank: int, ranks: int, scaler: Any, *, replicas: int) -> Spread:
     held = len(blocks) // stages
     module = nn.Sequential(*blocks[number * held : (number + 1) * held])
     wrapped = DistributedDataParallel(module, process_group=mesh.get_group("data")) if replicas > 1 else module
-    stage = PipelineStage(wrapped, number, stages, torch.device("cpu"), group=mesh.get_group("pipeline"))
+    # shapes are given: finding them out runs a backward, after which torch 2.13's DDP fails an assertion of its own
+    sample = torch.empty(BATCH // replicas // MICRO_BATCHES, WIDTH, requires_grad=number > 0)
+    stage = PipelineStage(
+        wrapped,
+        number,
+        stages,
+        torch.device("cpu"),
+        input_args=(sample,),
+        output_args=(sample.clone().requires_grad_(),),
+        group=mesh.get_group("pipeline"),
+    )
 
     schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=lambda out, y: scaler.scale(nn.functional.mse_loss(out, y)))
 
@@ -237,7 +247,7 @@ def main() -> None:
     with start(deadline_s=60):
         rank, ranks = dist.get_rank(), dist.get_world_size()
         kinds = every_overflow(ranks)
-        overflows = {step: kinds[number % len(kinds)] for number, step in enumerate(range(3, options.steps, 3))}
+        overflows = {step: kinds[number % len(kinds)] for number, step in enumerate(range(3, options.steps, 4))}
         expected = reference(overflows, options.steps)
         scaler = plain_scaler() if options.plain else ConsistentScaler("cpu", **SETTINGS, timeout_s=60)
         found = train(LAYOUTS[options.layout](rank, ranks, scaler), scaler, overflows, options.steps, rank)

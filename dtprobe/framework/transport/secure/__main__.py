@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dtprobe.errors import DtprobeError, UsageError
 from dtprobe.framework.transport import secure
+from dtprobe.framework.transport.secure.secret import MasterSecret
 
 
 def main() -> None:
@@ -29,11 +30,6 @@ def main() -> None:
     run.add_argument("script", type=Path)
     run.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    if unavailable := secure.probe():
-        raise UsageError(unavailable.reason, unavailable.remedy)
-    from dtprobe.framework.transport.secure.cover import secured
-    from dtprobe.framework.transport.secure.secret import MasterSecret
-
     if options.verb == "new":
         MasterSecret.create(options.file)
         return
@@ -41,6 +37,10 @@ def main() -> None:
         raise UsageError(f"there is no script {options.script}", "give its path")
     named = options.secret_file
     secret = MasterSecret.from_file(named) if named else MasterSecret.from_environment(os.environ)
+    if unavailable := secure.probe():
+        raise UsageError(unavailable.reason, unavailable.remedy)
+    from dtprobe.framework.transport.secure.cover import secured
+
     sys.argv = [str(options.script), *options.arguments]
     sys.path[0] = str(options.script.parent)
     with secured(secret, timeout_s=options.timeout_s):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,8 +21,8 @@ _SEGMENT_BYTES = 4 << 20
 _IN_FLIGHT = 2
 _DIRECT_BYTES = 32 << 10
 
-_Op = dist.ReduceOp.RedOpType
-_REDUCTIONS: dict[_Op, Callable[[torch.Tensor, torch.Tensor], object]] = {
+_Op: Any = dist.ReduceOp.RedOpType  # its stub has no members
+_REDUCTIONS: dict[Any, Callable[[torch.Tensor, torch.Tensor], object]] = {
     _Op.SUM: lambda into, other: into.add_(other),
     _Op.AVG: lambda into, other: into.add_(other),
     _Op.PRODUCT: lambda into, other: into.mul_(other),
@@ -63,7 +64,7 @@ class Collectives:
                 self._exchange(None, None, tensor, (self._me - step) % self._size)
             step *= 2
 
-    def all_reduce(self, tensor: torch.Tensor, op: _Op) -> None:
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
         flat = tensor.view(-1)
         if flat.numel() * flat.element_size() <= _DIRECT_BYTES:
             self._all_reduce_directly(flat, op)
@@ -72,7 +73,7 @@ class Collectives:
         self._ring_reduce(parts, op)
         self._ring_gather(parts)
 
-    def _all_reduce_directly(self, flat: torch.Tensor, op: _Op) -> None:
+    def _all_reduce_directly(self, flat: torch.Tensor, op: Any) -> None:
         """One round for what is small: all to all, and each adds up in the order of ranks, so that all get the same bits."""
         others = [torch.empty_like(flat) for _ in range(self._size)]
         others[self._me].copy_(flat)
@@ -82,13 +83,13 @@ class Collectives:
             _reduce(flat, other, op)
         _average(flat, op, self._size)
 
-    def reduce(self, tensor: torch.Tensor, op: _Op, root: int) -> None:
+    def reduce(self, tensor: torch.Tensor, op: Any, root: int) -> None:
         """Only `root`'s tensor changes."""
         parts = list((tensor.view(-1) if self._me == root else tensor.reshape(-1).clone()).tensor_split(self._size))
         self._ring_reduce(parts, op)
         self.gather(parts if self._me == root else None, parts[self._me], root)
 
-    def reduce_scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], op: _Op) -> None:
+    def reduce_scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], op: Any) -> None:
         parts = [each.reshape(-1).clone() for each in inputs]
         self._ring_reduce(parts, op)
         output.view(-1).copy_(parts[self._me])
@@ -127,7 +128,7 @@ class Collectives:
             to, source = (self._me + step) % self._size, (self._me - step) % self._size
             self._exchange(inputs[to], to, outputs[source], source)
 
-    def _ring_reduce(self, parts: list[torch.Tensor], op: _Op) -> None:
+    def _ring_reduce(self, parts: list[torch.Tensor], op: Any) -> None:
         """Afterwards the part with this rank's number is reduced over all ranks; the others hold what passed through."""
         right, left = (self._me + 1) % self._size, (self._me - 1) % self._size
         for step in range(1, self._size):
@@ -188,19 +189,19 @@ class Collectives:
             spare.append(expected.tensor)
 
 
-def reduction(op: dist.ReduceOp | _Op) -> _Op:
+def reduction(op: Any) -> Any:
     """The kind of a reduce operation; raises NotCovered for one with a factor."""
-    kind = op.op if isinstance(op, dist.ReduceOp) else op
+    kind = getattr(op, "op", op)
     if kind not in _REDUCTIONS:
         raise NotCovered(f"reduce operation {kind} is not among those of the encrypted transport", "use SUM and scale")
     return kind
 
 
-def _reduce(into: torch.Tensor, other: torch.Tensor, op: _Op) -> None:
+def _reduce(into: torch.Tensor, other: torch.Tensor, op: Any) -> None:
     _REDUCTIONS[op](into, other)
 
 
-def _average(part: torch.Tensor, op: _Op, size: int) -> None:
+def _average(part: torch.Tensor, op: Any, size: int) -> None:
     if op == _Op.AVG:
         if not (part.is_floating_point() or part.is_complex()):
             raise NotCovered(f"the average of {part.dtype} is not defined", "average floating-point numbers")

@@ -37,12 +37,13 @@ def shake_hands(
     """
     agreement = Agreement(store, rank=rank, members=members, prefix=f"dtprobe.secure/{group}")
     try:
-        said = {"version": VERSION, "members": list(members), "fresh": fresh(_FRESH_BYTES).hex()}
+        mine = fresh(_FRESH_BYTES)
+        said = {"version": VERSION, "members": list(members), "fresh": mine.hex()}
         heard = agreement.reach(said, _contributions, timeout_s, what=f"contributions to the keys of group {group!r}")
         if "wrong" in heard:
             raise HandshakeFailed(heard["wrong"], "start all ranks with the same version and groups", ranks=heard["ranks"])
         contributed = {int(other): bytes.fromhex(value) for other, value in heard["fresh"].items()}
-        if contributed.get(rank) != bytes.fromhex(said["fresh"]) or sorted(contributed) != sorted(members):
+        if contributed.get(rank) != mine or sorted(contributed) != sorted(members):
             raise HandshakeFailed(f"group {group!r}: the store changed what rank {rank} contributed", "look at the store")
         session = Session.between(secret, group, contributed)
         proof = {"proof": session.proof(rank).hex(), "camp": session.camp().hex()}

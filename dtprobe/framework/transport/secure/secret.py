@@ -35,21 +35,11 @@ class MasterSecret:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
             raise SecretRefused(f"cannot read the master secret {path}: {error.strerror}", _MAKE) from None
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise SecretRefused(f"the master secret {path} is not a regular file", _MAKE)
-            if status.st_uid not in (os.geteuid(), 0):
-                raise SecretRefused(
-                    f"the master secret {path} belongs to user {status.st_uid}, this process is user {os.geteuid()}",
-                    f"chown {os.geteuid()} {path}",
-                )
-            if status.st_mode & 0o077:
-                raise SecretRefused(
-                    f"the master secret {path} has mode {stat.S_IMODE(status.st_mode):04o}: others may use it",
-                    f"chmod 600 {path}, and make a new secret if others could read it",
-                )
-            text = file.read(4096).strip()
+        try:
+            _refuse_unless_closed(path, os.fstat(descriptor), os.geteuid())
+            text = os.read(descriptor, 4096).strip()
+        finally:
+            os.close(descriptor)
         if not re.fullmatch(rb"(?:[0-9a-fA-F]{2})+", text):
             raise SecretRefused(f"the master secret {path} is not a line of hexadecimal digits", _MAKE)
         return cls(bytes.fromhex(text.decode()))
@@ -82,6 +72,20 @@ class MasterSecret:
 
     def __reduce__(self) -> NoReturn:
         raise SecretRefused("a master secret is neither pickled nor copied", "give each process the path of its file")
+
+
+def _refuse_unless_closed(path: Path, status: os.stat_result, user: int) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise SecretRefused(f"the master secret {path} is not a regular file", _MAKE)
+    if status.st_uid not in (user, 0):
+        raise SecretRefused(
+            f"the master secret {path} belongs to user {status.st_uid}, this process is user {user}", f"chown {user} {path}"
+        )
+    if status.st_mode & 0o077:
+        raise SecretRefused(
+            f"the master secret {path} has mode {stat.S_IMODE(status.st_mode):04o}: others may use it",
+            f"chmod 600 {path}, and make a new secret if others could read it",
+        )
 
 
 _MAKE = "make one with `python -m dtprobe.framework.transport.secure new FILE` and give every host a copy"

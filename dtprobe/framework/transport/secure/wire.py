@@ -31,10 +31,9 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     if tensor.numel() == 0:
         return memoryview(bytearray())
     size = tensor.element_size()
-    flat = torch.empty(0, dtype=torch.uint8).set_(
-        tensor.untyped_storage(), tensor.storage_offset() * size, (tensor.numel() * size,)
-    )
-    return memoryview(flat.numpy())
+    flat = torch.empty(0, dtype=torch.uint8)
+    flat.set_(tensor.untyped_storage(), tensor.storage_offset() * size, (tensor.numel() * size,), (1,))
+    return flat.numpy().data
 
 
 class Buffers:
@@ -136,7 +135,7 @@ class Wire:
         buffer = self.buffers.take(sealed_size(len(plain)))
         sealer, turn = self._sealer(to, tag)
         with turn:
-            sealer.seal(plain, described(tensor, name), memoryview(buffer.numpy()))
+            sealer.seal(plain, described(tensor, name), buffer.numpy().data)
             work = self._inner().send([buffer], to, tag)
         return Sent(self, work, buffer, self.members.ranks[to])
 
@@ -185,7 +184,7 @@ class Wire:
 
     def _open(self, lane: _Lane, expected: Expected) -> None:
         try:
-            lane.opener.open(memoryview(expected.buffer.numpy()), expected.description, bytes_of(expected.tensor))
+            lane.opener.open(expected.buffer.numpy().data, expected.description, bytes_of(expected.tensor))
         except FrameworkError as error:
             expected.failed = error.detached()
         expected.done = True

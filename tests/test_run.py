@@ -143,8 +143,8 @@ def test_show_prints_a_finished_run_again(tmp_path):
     assert dtprobe("show", folder_of(tmp_path).name[:12], "--out", tmp_path).returncode == 0
 
 
-def start(out, env):
-    words = ["run", "quick:leaves", "--path", CONTENT, "--out", out, "--repeats", "2"]
+def start(out, env, name="quick:leaves"):
+    words = ["run", name, "--path", CONTENT, "--out", out, "--repeats", "2"]
     return subprocess.Popen(
         [sys.executable, "-m", "dtprobe", *map(str, words)],
         env=env,
@@ -199,7 +199,7 @@ def test_sigkill_of_the_harness_at_twenty_random_moments(tmp_path, seam, seed):
 def test_an_interrupted_run_ends_at_once_and_says_so(tmp_path, seam, signum):
     temporary, env = seam
     out = tmp_path / "out"
-    harness = start(out, env)
+    harness = start(out, env, "quick:lasts")
     folder = wait_for_folder(harness, out)
     while not marked(folder.name) and harness.poll() is None:
         time.sleep(0.02)

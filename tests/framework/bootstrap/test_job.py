@@ -227,7 +227,8 @@ say(sums=sums)
 
 
 @pytest.mark.alone
-def test_fifty_jobs_on_one_host_start_at_once_without_meeting_each_other(job, tmp_path):
+@pytest.mark.parametrize("jobs", [10, pytest.param(50, marks=pytest.mark.nightly)])
+def test_many_jobs_on_one_host_start_at_once_without_meeting_each_other(job, tmp_path, jobs):
     """No ports are given: each job derives its own from its run's name, and finds its own store whatever the others took."""
     ranks = job(
         START
@@ -237,7 +238,7 @@ with start(deadline_s=100) as it:
     dist.all_reduce(x)
     say(sum=x.item(), number=int(os.environ["NUMBER"]))
 """,
-        processes=100,
+        processes=2 * jobs,
         environ=lambda process: {
             **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")),
             "OMPI_COMM_WORLD_RANK": str(process % 2),

@@ -46,6 +46,8 @@ hangs = quick.with_variant(
     "hangs", default=False, fault=Arm("worker.py", ("--step-s", "0.3", "--behave", "hang"), timeout_s=1.5)
 )
 hangs.judge(judge)
+lasts = quick.with_variant("lasts", default=False, control=Arm("worker.py", ("--behave", "hang")))
+lasts.judge(judge)
 needy = quick.with_variant("needy", default=False, needs=("linux", "cuda:64"))
 needy.judge(judge)
 misjudged = quick.with_variant("misjudged", default=False)

@@ -7,25 +7,27 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from dtprobe import catalog, runner
+from dtprobe import catalog, doctor, runner
 from dtprobe.evidence import OUTCOMES, Evidence
 from dtprobe.scenario import Mitigation, VerdictKind
 
-NOTHING_SHOWN = {
-    "gloo-thread-leak": VerdictKind.REFUTED,
-    "filestore-race:torn": VerdictKind.NOT_REPRODUCED,
-    "filestore-race:stale": VerdictKind.NOT_REPRODUCED,
-    "filestore-race:shared": VerdictKind.NOT_REPRODUCED,
-    "filestore-race:shell": VerdictKind.NOT_REPRODUCED,
-    "collective-skipped": VerdictKind.NOT_REPRODUCED,
-    "collective-skipped:shifted": VerdictKind.NOT_REPRODUCED,
-}
-"""The verdict of each when its fault arm runs the healthy workload."""
+SCENARIOS = {scenario.id: scenario for scenario in catalog.load().scenarios}
+QUICK = (
+    "gloo-thread-leak",
+    "filestore-race:torn",
+    "filestore-race:shell",
+    "collective-skipped",
+    "collective-skipped:shifted",
+)
+"""Those that the default suite runs; the nightly one runs all."""
+EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in SCENARIOS]
+NOTHING_SHOWN = {"gloo-thread-leak": VerdictKind.REFUTED}
+"""The verdict when the fault arm runs the healthy workload, where it is another one than not-reproduced."""
 
 
 def found(name):
     """The scenario without recorders that slow it down: none of these verdicts may depend on them."""
-    scenario = catalog.load().find(name)
+    scenario = SCENARIOS[name]
     return replace(scenario, probes=tuple(probe for probe in scenario.probes if not probe.heavy))
 
 
@@ -41,36 +43,43 @@ def evidence(tmp_path, outcomes):
     )
 
 
+def needed(name):
+    """Skip, with doctor's reason, where this machine lacks what the scenario needs."""
+    if unavailable := doctor.together(doctor.here().unmet(SCENARIOS[name].needs)):
+        pytest.skip(str(unavailable))
+
+
 @pytest.mark.alone
-@pytest.mark.needs("linux", "torch")
-@pytest.mark.parametrize("name", NOTHING_SHOWN)
+@pytest.mark.parametrize("name", EACH)
 def test_without_the_fault_nothing_is_shown_and_without_the_cure_the_mitigation_fails(name, tmp_path):
+    needed(name)
     scenario = found(name)
     taken_out = scenario.without_cure().without_fault()  # mitigated runs the fault's workload, fault the control's
 
     result = runner.run(taken_out, out=tmp_path, repeats=1, seed=1)
 
     assert result.verdict.control_healthy, result.verdict.because
-    assert result.verdict.kind is NOTHING_SHOWN[name], result.verdict.because
-    assert result.verdict.mitigation is Mitigation.FAILED, result.verdict.because
+    assert result.verdict.kind is NOTHING_SHOWN.get(name, VerdictKind.NOT_REPRODUCED), result.verdict.because
+    wanted = Mitigation.FAILED if scenario.mitigated else Mitigation.NONE
+    assert result.verdict.mitigation is wanted, result.verdict.because
 
 
 @pytest.mark.nightly
 @pytest.mark.alone
-@pytest.mark.needs("linux", "torch")
-@pytest.mark.parametrize("name", NOTHING_SHOWN)
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_as_it_is_the_verdict_is_the_pinned_one_and_the_cure_holds(name, tmp_path):
+    needed(name)
     scenario = found(name)
 
     result = runner.run(scenario, out=tmp_path, repeats=2, seed=2)
 
     assert result.expected is not None
     assert result.verdict.kind == result.expected, result.verdict.because
-    assert result.verdict.mitigation is Mitigation.HELD, result.verdict.because
-    assert NOTHING_SHOWN[name] != result.expected
+    assert result.verdict.mitigation is (Mitigation.HELD if scenario.mitigated else Mitigation.NONE), result.verdict.because
+    assert NOTHING_SHOWN.get(name, VerdictKind.NOT_REPRODUCED) != result.expected
 
 
-@pytest.mark.parametrize("name", NOTHING_SHOWN)
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_ranks_that_left_no_evidence_give_no_claim_about_the_world(name, tmp_path):
     crashed = [
         {"arm": arm, "repeat": 0, "traced": False, "rank": rank, "pid": 1, "exit_code": 1, "wall_s": 1.0, "timed_out": False}
@@ -84,10 +93,10 @@ def test_ranks_that_left_no_evidence_give_no_claim_about_the_world(name, tmp_pat
     assert verdict.mitigation is not Mitigation.HELD
 
 
-@pytest.mark.parametrize("name", NOTHING_SHOWN)
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_pinned_for_the_oldest_supported_torch_on(name):
     from packaging.requirements import Requirement
 
-    specs = [Requirement(spec).specifier for spec in catalog.load().find(name).expect]
+    specs = [Requirement(spec).specifier for spec in SCENARIOS[name].expect]
 
     assert all(any(spec.contains(version) for spec in specs) for version in ("2.9.0", "2.13.0"))

@@ -77,10 +77,15 @@ def check(
     cannot be compared (meta, fake, sparse, nested, quantized, Partial); MissingRanks naming those that did not come within
     `timeout_s` of another (seconds; each of the at most seven exchanges of a check has it for itself). The check reads the
     tensors in place on the current stream; a tensor that is not contiguous is copied for the time.
+
+    Not everything is meant to be equal. Under DDP running statistics (BatchNorm) differ from each forward to the next, when
+    rank 0's are broadcast, and so do generators that drive dropout: leave them out (`model.named_parameters()`).
     """
     unknown = sorted(set(what) - set(FIELDS))
     if unknown or not what:
         raise UsageError(f"what={sorted(what)} is not a choice of {', '.join(FIELDS)}", "leave it out to compare all")
+    if limit < 1:
+        raise UsageError(f"limit={limit} differences", "give a number of at least 1")
     meeting = meeting_of(group)
     wanted = sorted({*what, *(_BITS_NEED if "values" in what else ())})
     said = {"call": "consistency check", "what": wanted, "step": step}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dtprobe.probes.pyspy import PySpy as pyspy
     from dtprobe.probes.strace import Strace as strace
     from dtprobe.scenario import Arm, Estimate, Metric, Mitigation, Scenario, Verdict, VerdictKind
-    from dtprobe.worker import record
+    from dtprobe.worker import attempt, record
 
 __version__ = "0.1.0"
 
@@ -46,6 +46,7 @@ _HOMES = {
     "proc": "probes.proc:Proc",
     "pyspy": "probes.pyspy:PySpy",
     "strace": "probes.strace:Strace",
+    "attempt": "worker",
     "record": "worker",
 }
 
@@ -61,6 +62,7 @@ __all__ = [
     "UsageError",
     "Verdict",
     "VerdictKind",
+    "attempt",
     "bpf",
     "flight_recorder",
     "inotify",

@@ -5,16 +5,24 @@ Imports the standard library only, so that a worker pays nothing for it.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 RANK_FOLDER = "DTPROBE_RANK_FOLDER"
 """Environment variable: where this rank's artifacts go. Unset outside the harness."""
+
+TEXT_LENGTH = 2000
+"""Of an exception's text, so much is recorded."""
+
+_numbers = itertools.count()
 
 
 def record(kind: str, *, environ: Mapping[str, str] = os.environ, **fields: str | float | bool | None) -> None:
@@ -39,3 +47,44 @@ def record(kind: str, *, environ: Mapping[str, str] = os.environ, **fields: str 
         return
     with Path(folder, "events.jsonl").open("a", encoding="utf-8") as file:
         file.write(text)
+
+
+@dataclass
+class Attempt:
+    """A try: `error` and `text` are the type and the text of what it raised once it has ended, empty where it raised nothing."""
+
+    fields: dict[str, str | float | bool | None] = field(default_factory=dict)
+    error: str = ""
+    text: str = ""
+
+    def note(self, **fields: str | float | bool | None) -> None:
+        """Add fields to what is recorded at the end."""
+        self.fields.update(fields)
+
+
+@contextlib.contextmanager
+def attempt(what: str, *, environ: Mapping[str, str] = os.environ, **fields: str | float | bool | None) -> Iterator[Attempt]:
+    """Try the block and record how it ended; an Exception that it raises is recorded and goes no further.
+
+    Two observations: `begun`, so that a try in which the rank hangs or dies is seen, and `attempt` with `took_s`, the
+    exception's type `error` and its `text` (both empty where none was raised), and the fields. `dtprobe.symptoms.attempts` reads both.
+    """
+    number = next(_numbers)
+    record("begun", environ=environ, what=what, number=number)
+    made = Attempt(dict(fields))
+    began = time.perf_counter()
+    try:
+        yield made
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is what the try found
+        made.error, made.text = type(error).__name__, str(error)[:TEXT_LENGTH]
+    took_s = time.perf_counter() - began
+    record(
+        "attempt",
+        environ=environ,
+        what=what,
+        number=number,
+        took_s=took_s,
+        error=made.error,
+        text=made.text,
+        **made.fields,
+    )

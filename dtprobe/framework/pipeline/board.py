@@ -31,10 +31,10 @@ class Verdict:
 
 
 class Board:
-    """One thread's view of the board, over a connection of its own: a call on a store whose host is stopped never returns."""
+    """One thread's view of the board. A call on a store whose host is stopped does not return, except for `promise`."""
 
     def __init__(self, store: KeyValueStore, prefix: str, rank: int) -> None:
-        self._store = store.clone()
+        self._store = store
         self._prefix = prefix
         self._rank = rank
 

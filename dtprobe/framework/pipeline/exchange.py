@@ -146,7 +146,7 @@ class Exchange:
         self._scoped = group
         self.group = WatchedGroup(group, self)
         stand_in(self.group, group)
-        self._watcher = Watcher(self, Board(store, prefix, self.rank), size=group.size(), host=host)
+        self._watcher = Watcher(self, Board(store.clone(), prefix, self.rank), size=group.size(), host=host)
         self._watcher.start()
 
     def place(self, placement: Mapping[int, int]) -> None:

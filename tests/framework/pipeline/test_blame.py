@@ -24,12 +24,12 @@ def backward(stage: int, microbatch: int) -> Message:
 def batches(name: str, stage: int, stages: int, microbatches: int, steps: int) -> list[list[Op]]:
     """What a stage posts and waits for, batch after batch, in the schedules of torch's pipelining."""
 
-    def taken(kind: str, number: int) -> list[Op]:
+    def taken(step: int, kind: str, number: int) -> list[Op]:
         source = stage - 1 if kind == "F" else stage + 1
         make = forward if kind == "F" else backward
         return [(step, "receive", make(source, number))] if 0 <= source < stages else []
 
-    def given(kind: str, number: int) -> list[Op]:
+    def given(step: int, kind: str, number: int) -> list[Op]:
         target = stage + 1 if kind == "F" else stage - 1
         make = forward if kind == "F" else backward
         return [(step, "send", make(stage, number))] if 0 <= target < stages else []
@@ -44,8 +44,8 @@ def batches(name: str, stage: int, stages: int, microbatches: int, steps: int) -
     for step in range(steps):
         sends: list[Op] = []
         for kind, number in order:
-            found.append(sends + taken(kind, number))
-            sends = given(kind, number)
+            found.append(sends + taken(step, kind, number))
+            sends = given(step, kind, number)
         found.append(sends)
     return [batch for batch in found if batch]
 

@@ -10,11 +10,29 @@ from dtprobe.framework.part import torch_distributed
 
 _FACE = {
     "ConsistentScaler": "scaler",
+    "GradientLoss": "auditing",
+    "ReductionAudit": "auditing",
+    "Report": "auditing",
     "ScalerDiverged": "scaler",
+    "UnsoundBuffer": "buffers",
+    "audit": "auditing",
+    "guarded": "buffers",
+    "reduce_in_fp32": "reduction",
 }
 """Public names -> the submodule each lives in, imported when the name is first asked for."""
 
-__all__ = ["ConsistentScaler", "ScalerDiverged", "probe"]
+__all__ = [
+    "ConsistentScaler",
+    "GradientLoss",
+    "ReductionAudit",
+    "Report",
+    "ScalerDiverged",
+    "UnsoundBuffer",
+    "audit",
+    "guarded",
+    "probe",
+    "reduce_in_fp32",
+]
 
 
 def probe() -> Unavailable | None:

@@ -68,7 +68,8 @@ class ConsistentScaler(torch.amp.GradScaler):
         timeout_s: float = 300.0,
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
-        self._company = OwnGroup(group, label="scaler", timeout_s=timeout_s) if self._enabled else None
+        ranks = None if group is None else dist.get_process_group_ranks(group)
+        self._company = OwnGroup(ranks, label="scaler", timeout_s=timeout_s) if self._enabled else None
         self._numbers: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
         self._next = itertools.count()
         self._has_scaled = False

@@ -75,7 +75,7 @@ def check(
 
     Returns the same findings on every rank. Raises, on every rank: Incomparable when ranks ask for different checks or something
     cannot be compared (meta, fake, sparse, nested, quantized, Partial); MissingRanks naming those that did not come within
-    `timeout_s` of another (seconds; each of the at most seven exchanges of a check has it for itself). The check reads the
+    `timeout_s` of another (seconds; a check that finds something takes a few exchanges, each with this deadline). The check reads the
     tensors in place on the current stream; a tensor that is not contiguous is copied for the time.
 
     Not everything is meant to be equal. Under DDP running statistics (BatchNorm) differ from each forward to the next, when

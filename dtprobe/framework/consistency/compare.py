@@ -128,6 +128,8 @@ class Comparison:
             "strides": list(entry.strides),
         }
         row |= {field: value for field, value in fields.items() if field in what}
+        if entry.placement and entry.tensor is not None:
+            row["local"] = list(entry.tensor.shape)
         if "values" in what and entry.text is not None:
             row |= {"text": shown(entry.text, 200), "values": short(entry.text.encode())}
         elif "values" in what:
@@ -150,11 +152,11 @@ def cuts(low: int, high: int) -> list[tuple[int, int]]:
 
 def _parts(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Digests of what all ranks must have alike (under the empty name), and of what each cohort must."""
-    local = ("strides", "values", "text")
-    alike = [{key: value for key, value in row.items() if key not in (*local, "cohort")} for row in rows]
+    local = ("cohort", "local", "strides", "values", "text")
+    alike = [{key: value for key, value in row.items() if key not in local} for row in rows]
     cohorts: dict[str, list[Any]] = {}
     for row in rows:
-        cohorts.setdefault(row["cohort"], []).append([row["name"], row.get("strides"), row.get("values")])
+        cohorts.setdefault(row["cohort"], []).append([row["name"], row.get("local"), row.get("strides"), row.get("values")])
     return {"": short(json.dumps(alike).encode())} | {name: short(json.dumps(own).encode()) for name, own in cohorts.items()}
 
 

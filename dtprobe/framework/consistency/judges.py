@@ -69,6 +69,9 @@ def judge_rows(heard: Mapping[int, list[Said]], among: Camps, *, limit: int, who
             continue
         for cohort in sorted({row["cohort"] for row in each.values()}):
             own = {rank: row for rank, row in each.items() if row["cohort"] == cohort}
+            if _differ(own, "local"):  # nothing keeps DTensor.from_local from being given what its placements do not allow
+                findings.append(_finding(name, "shapes", {rank: f"{row['local']} here" for rank, row in own.items()}, camp))
+                continue
             if _differ(own, "strides"):
                 findings.append(_finding(name, "strides", {rank: row["strides"] for rank, row in own.items()}, camp))
             if not _differ(own, "values"):

@@ -115,9 +115,10 @@ def meeting_of(group: dist.ProcessGroup | None) -> Meeting:
     if not dist.is_initialized():
         raise UsageError("no default process group", "call dtprobe.framework.bootstrap.start or init_process_group first")
     asked = c10d._get_default_group() if group is None else group
-    if not isinstance(asked, dist.ProcessGroup) or dist.get_rank(asked) < 0:
+    if not isinstance(asked, dist.ProcessGroup) or asked not in c10d._world.pg_group_ranks:
         raise UsageError(
-            f"rank {dist.get_rank()} is not a member of the group", "compare on the ranks of the group, and only on them"
+            f"rank {dist.get_rank()} is not a member of the group, or the group has ended",
+            "compare on the ranks of the group, and only on them",
         )
     if asked not in _meetings:
         name = asked.group_name

@@ -58,6 +58,8 @@ class Difference:
         told = "; ".join(
             f"{spans(one.ranks)}: {one.text}" + (f" (0x{one.bits})" if one.bits else "") for one in self.held[:_LISTED]
         )
+        if len(self.held) > _LISTED:
+            told += f"; {len(self.held) - _LISTED} more kinds"
         if self.blocks[1] > 1:
             told += f"; {self.blocks[0]} of {self.blocks[1]} blocks of it differ"
         return f"{what}: {told}"

@@ -147,10 +147,14 @@ def test_what_is_equal_in_all_that_was_asked_never_alarms(job):
 
 
 def test_of_two_ranks_both_are_listed_and_nothing_is_decided(job):
-    for rank in job(USED + "say(**told(torch.tensor([1.0, 2.0 + RANK])))\ndist.barrier()\n"):
+    for rank in job(
+        USED
+        + "group = dist.new_group()\ndist.destroy_process_group(group)\nsay(**told(torch.tensor([1.0, 2.0 + RANK])), ended=caught(lambda: check(1, group=group)))\ndist.barrier()\n"
+    ):
         assert (rank.only["ranks"], rank.only["decided"]) == ([0, 1], False)
         assert rank.only["found"][0][4] == [[[0], "2.0", "40000000"], [[1], "3.0", "40400000"]]
         assert "undecided" in rank.only["text"]
+        assert rank.only["ended"]["error"] == "UsageError"
 
 
 def test_what_cannot_be_compared_is_refused_on_every_rank_naming_the_one_that_has_it(job):
@@ -240,7 +244,8 @@ bad = told({"plain": torch.ones(2), "one": one})
 alone = told(distribute_tensor(torch.rand(4, 4), mesh, [Shard(0), Shard(1)]))
 partial = told(DTensor.from_local(torch.ones(2), mesh, [Replicate(), Partial()]))
 placed = told(distribute_tensor(torch.ones(4, 4), mesh, [Replicate(), Shard(RANK % 2)], src_data_rank=None))
-say(healthy=healthy, bad=bad, alone=alone, partial=partial, placed=placed)
+odd = DTensor.from_local(torch.ones(2 + (RANK == 3), 3), mesh, parts, run_check=False, shape=(4, 3), stride=(3, 1))
+say(healthy=healthy, bad=bad, alone=alone, partial=partial, placed=placed, odd=told(odd))
 dist.barrier()
 """,
         world_size=4,
@@ -255,6 +260,7 @@ dist.barrier()
         ]
         assert said["alone"]["error"] is None and said["alone"]["alone"] == ["value"]
         assert (said["partial"]["error"], said["partial"]["ranks"]) == ("Incomparable", [0, 1, 2, 3])
+        assert said["odd"]["found"][0][:2] == ["value", "shapes"] and said["odd"]["ranks"] == [1, 3]
         assert said["placed"]["found"][0][:2] == ["value", "placements"]
 
 

@@ -172,15 +172,15 @@ def test_of_more_kinds_than_are_asked_the_rest_is_listed():
 
 def test_entries_beyond_the_first_page_are_found_by_name():
     def state(**changed: int) -> dict[str, int]:
-        return {f"w{number}": 0 for number in range(2 * PAGE)} | changed
+        return {f"w{number}": 0 for number in range(PAGE + 100)} | changed
 
-    [found] = compared([state(), state(), state(w4000=1)])[1].differences
-    assert (found.name, found.field, found.ranks) == ("w4000", "values", (2,))
+    [found] = compared([state(), state(), state(**{f"w{PAGE + 50}": 1})])[1].differences
+    assert (found.name, found.field, found.ranks) == (f"w{PAGE + 50}", "values", (2,))
     shifted = state()
-    del shifted["w3000"]
+    del shifted[f"w{PAGE - 20}"]
     for report in compared([state(), state(), shifted]):
         [found] = report.differences
-        assert (found.name, found.field, found.ranks, report.more) == ("w3000", "names", (2,), 0)
+        assert (found.name, found.field, found.ranks, report.more) == (f"w{PAGE - 20}", "names", (2,), 0)
 
 
 @given(st.integers(1, 10**12))

@@ -111,6 +111,7 @@ def test_a_rank_that_never_comes_is_named_and_the_others_are_silent(job: Any) ->
     assert data["took_s"] < 4
 
 
+@pytest.mark.nightly
 def test_when_rank_0_never_comes_each_other_says_so_itself(job: Any) -> None:
     ranks = job(CLUSTER + "cluster('--deadline-s', '4') if RANK else None", world_size=2)
     assert ranks[1].code == 1
@@ -133,6 +134,7 @@ def test_another_world_size_and_a_rank_claimed_twice_are_told_at_once(job: Any) 
     assert found["ranks"] == [1] and "claimed by more than one process" in found["found"]
 
 
+@pytest.mark.nightly
 def test_a_contradiction_in_the_environment_is_a_usage_error(job: Any) -> None:
     ranks = job(
         CLUSTER + "cluster()",
@@ -188,7 +190,7 @@ def struck(job: Any, victim: int, number: int, function: str, deadline_s: float 
     return job(source, world_size=3)
 
 
-@pytest.mark.parametrize("function", ["_collectives", "_measure"])
+@pytest.mark.parametrize("function", [pytest.param("_collectives", marks=pytest.mark.nightly), "_measure"])
 def test_a_rank_that_dies_midway_is_named(job: Any, function: str) -> None:
     ranks = struck(job, 1, signal.SIGKILL, function)
     assert ranks[1].code == -signal.SIGKILL
@@ -206,6 +208,7 @@ def test_a_rank_that_is_stopped_midway_is_named_before_the_deadline(job: Any) ->
     assert data["took_s"] < 6
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_when_rank_0_goes_midway_the_others_name_it_before_the_deadline(job: Any, number: int) -> None:
     ranks = struck(job, 0, number, "_measure")

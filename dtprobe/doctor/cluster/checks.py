@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from dtprobe.doctor.cluster import matrix
-from dtprobe.doctor.cluster.clocks import Offset
 from dtprobe.doctor.cluster.facts import Facts
-from dtprobe.doctor.cluster.matrix import Link
 from dtprobe.doctor.cluster.network import subnet
-from dtprobe.doctor.cluster.verdict import Collective, Problem, Severity, ranks
+from dtprobe.doctor.cluster.verdict import Problem, Severity, ranks
 from dtprobe.framework.bootstrap import Placement
 
 FLOORS = {"torch": "2.3", "cuda": "12.1", "nccl": "2.19", "mpi": "4.1.5"}
@@ -33,7 +31,6 @@ _SHM_TOTAL = 256 * _MIB
 _SHM_FREE_A_RANK = 64 * _MIB
 _NPROC = 1024
 _MEMLOCK_RDMA = 64 * _MIB
-_CLOCK_S = 0.1
 _NEARLY = 0.95
 
 
@@ -43,9 +40,10 @@ def of_facts(facts: Sequence[Facts], placement: Placement, *, several_hosts: boo
     for check in (_versions, _floors, _environment, _limits, _shared_memory, _memory, _gpus):
         found += check(facts)
     found += _network(facts, several_hosts)
+    found = merged(found)
     if placement.world_size == 1:
         found.append(
-            _problem(
+            problem(
                 "launcher",
                 "note",
                 facts,
@@ -57,7 +55,8 @@ def of_facts(facts: Sequence[Facts], placement: Placement, *, several_hosts: boo
     return found
 
 
-def _problem(check: str, severity: Severity, who: Iterable[Facts], found: str, wanted: str, remedy: str) -> Problem:
+def problem(check: str, severity: Severity, who: Iterable[Facts], found: str, wanted: str, remedy: str) -> Problem:
+    """A problem of these ranks and their hosts."""
     those = list(who)
     return Problem(
         check=check,
@@ -68,6 +67,20 @@ def _problem(check: str, severity: Severity, who: Iterable[Facts], found: str, w
         wanted=wanted,
         remedy=remedy,
     )
+
+
+def merged(problems: Iterable[Problem]) -> list[Problem]:
+    """Problems that differ only in where they were found, as one each."""
+    found: dict[tuple[str, ...], Problem] = {}
+    for each in problems:
+        key = (each.check, each.severity, each.found, each.wanted, each.remedy)
+        same = found.get(key, each)
+        found[key] = replace(
+            each,
+            ranks=tuple(sorted({*same.ranks, *each.ranks})),
+            hosts=tuple(dict.fromkeys((*same.hosts, *each.hosts))),
+        )
+    return list(found.values())
 
 
 def _minority(facts: Sequence[Facts], value: Callable[[Facts], Any]) -> tuple[list[Facts], str, str]:
@@ -103,7 +116,7 @@ def _versions(facts: Sequence[Facts]) -> list[Problem]:
         if those:
             severity: Severity = "error" if name in _HARD and not _only_micro(name, facts) else "warning"
             remedy = f"install the same {_NAMES.get(name, name)} on every host: one image or environment for all ranks"
-            found.append(_problem("versions", severity, those, f"{_NAMES.get(name, name)} {told}", usual, remedy))
+            found.append(problem("versions", severity, those, f"{_NAMES.get(name, name)} {told}", usual, remedy))
     return found
 
 
@@ -123,7 +136,7 @@ def _floors(facts: Sequence[Facts]) -> list[Problem]:
         for shown, those in below.items():
             what = "Open MPI" if name == "mpi" else _NAMES[name]
             found.append(
-                _problem(
+                problem(
                     "floors",
                     "error",
                     those,
@@ -156,7 +169,7 @@ def _environment(facts: Sequence[Facts]) -> list[Problem]:
         if those:
             severity: Severity = "note" if _HARMLESS.fullmatch(name) else "warning"
             remedy = f"give every rank the same {name}: export it before the launcher, and pass it on (mpirun -x {name}, srun --export=ALL)"
-            found.append(_problem("environment", severity, those, f"{name}: {told}", usual, remedy))
+            found.append(problem("environment", severity, those, f"{name}: {told}", usual, remedy))
     return found
 
 
@@ -186,18 +199,18 @@ def _limits(facts: Sequence[Facts]) -> list[Problem]:
                 else f"raise {name} in /etc/security/limits.conf, the unit's Limit{name.upper()}= or the container's --ulimit"
             )
             found.append(
-                _problem(name, "warning", those, f"{name} limit {soft // unit}{' KiB' if unit > 1 else ''}", why, remedy)
+                problem(name, "warning", those, f"{name} limit {soft // unit}{' KiB' if unit > 1 else ''}", why, remedy)
             )
     return found
 
 
 def _shared_memory(facts: Sequence[Facts]) -> list[Problem]:
     found = []
-    for host, those in _by_host(facts).items():
+    for those in _by_host(facts).values():
         for each in those:
             if each.shm is None:
                 found.append(
-                    _problem(
+                    problem(
                         "shm",
                         "warning",
                         [each],
@@ -210,12 +223,12 @@ def _shared_memory(facts: Sequence[Facts]) -> list[Problem]:
             free = _SHM_FREE_A_RANK * len(those)
             if each.shm.total < _SHM_TOTAL or each.shm.free < free:
                 found.append(
-                    _problem(
+                    problem(
                         "shm",
                         "warning",
                         [each],
                         f"/dev/shm has {_size(each.shm.total)}, {_size(each.shm.free)} free",
-                        f"{_size(_SHM_TOTAL)} or more, {_size(free)} free for {len(those)} ranks on {host}",
+                        f"{_size(_SHM_TOTAL)} or more, {_size(free)} free for {len(those)} ranks on one host",
                         "docker run --shm-size=1g (or --ipc=host), a memory-backed emptyDir in Kubernetes, or mount -o remount,size=1G /dev/shm; "
                         "remove old segments in it",
                     )
@@ -225,7 +238,7 @@ def _shared_memory(facts: Sequence[Facts]) -> list[Problem]:
 
 def _memory(facts: Sequence[Facts]) -> list[Problem]:
     return [
-        _problem(
+        problem(
             "memory",
             "warning",
             [each],
@@ -244,7 +257,7 @@ def _network(facts: Sequence[Facts], several_hosts: bool) -> list[Problem]:
         net = each.network
         if net.gloo_interface is None:
             found.append(
-                _problem(
+                problem(
                     "interface",
                     "error",
                     [each],
@@ -255,7 +268,7 @@ def _network(facts: Sequence[Facts], several_hosts: bool) -> list[Problem]:
             )
         if each.gpu is not None and net.nccl_interface is None:
             found.append(
-                _problem(
+                problem(
                     "interface",
                     "error",
                     [each],
@@ -266,15 +279,15 @@ def _network(facts: Sequence[Facts], several_hosts: bool) -> list[Problem]:
             )
     if not several_hosts:
         return found
-    for _, those in _by_host(facts).items():
+    for those in _by_host(facts).values():
         each, net = those[0], those[0].network
         chosen = net.named(net.gloo_interface)
         routable = [one.name for one in net.interfaces if one.routable and not one.virtual]
         if chosen is not None and (chosen.loopback or chosen.virtual):
-            remedy = f"export GLOO_SOCKET_IFNAME={routable[0] if routable else 'NAME'}, or let /etc/hosts map {each.host} to its address in the network"
+            remedy = f"export GLOO_SOCKET_IFNAME={routable[0] if routable else 'NAME'}, or let /etc/hosts map the host's own name to its address in the network"
             wanted = "an interface that other hosts reach"
             found.append(
-                _problem(
+                problem(
                     "interface",
                     "error" if chosen.loopback else "warning",
                     those,
@@ -286,7 +299,7 @@ def _network(facts: Sequence[Facts], several_hosts: bool) -> list[Problem]:
         elif len(routable) > 1 and "GLOO_SOCKET_IFNAME" not in each.environment:
             remedy = "name the fast one for both: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
             found.append(
-                _problem(
+                problem(
                     "interface",
                     "note",
                     those,
@@ -298,11 +311,11 @@ def _network(facts: Sequence[Facts], several_hosts: bool) -> list[Problem]:
     those, told, usual = _minority(facts, _gloo_subnet)
     if those and all(_gloo_subnet(each) for each in facts):
         remedy = "name one network for all ranks in GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME)"
-        found.append(_problem("interface", "warning", those, f"gloo listens in {told}", usual, remedy))
+        found.append(problem("interface", "warning", those, f"gloo listens in {told}", usual, remedy))
     those, told, usual = _minority(facts, _gloo_mtu)
     if those and all(_gloo_mtu(each) for each in facts):
         found.append(
-            _problem(
+            problem(
                 "interface",
                 "warning",
                 those,
@@ -326,7 +339,7 @@ def _gloo_mtu(each: Facts) -> int | None:
 
 def _gpus(facts: Sequence[Facts]) -> list[Problem]:
     found = [
-        _problem(
+        problem(
             "gpu",
             "error" if "no GPU of its own" in each.gpu_problem else "warning",
             [each],
@@ -345,7 +358,7 @@ def _gpus(facts: Sequence[Facts]) -> list[Problem]:
         if len(those) > 1:
             told = f"share the GPU {uuid} ({those[0].gpu.name if those[0].gpu else ''})"
             found.append(
-                _problem(
+                problem(
                     "gpu",
                     "error",
                     those,
@@ -357,13 +370,13 @@ def _gpus(facts: Sequence[Facts]) -> list[Problem]:
     those, told, usual = _minority(facts, lambda each: each.gpu.name if each.gpu else "none")
     if those:
         found.append(
-            _problem("gpu", "warning", those, f"GPU {told}", usual, "use hosts of one kind: the slowest GPU sets the pace")
+            problem("gpu", "warning", those, f"GPU {told}", usual, "use hosts of one kind: the slowest GPU sets the pace")
         )
     for each in facts:
         if each.gpu is not None and each.gpu.free < 0.9 * each.gpu.total:
             told = f"only {_size(each.gpu.free)} of {_size(each.gpu.total)} free on GPU {each.gpu.index}"
             found.append(
-                _problem(
+                problem(
                     "gpu",
                     "warning",
                     [each],
@@ -373,65 +386,6 @@ def _gpus(facts: Sequence[Facts]) -> list[Problem]:
                 )
             )
     return found
-
-
-def of_links(links: Sequence[Link], facts: Sequence[Facts]) -> list[Problem]:
-    """Slow links, as one problem of the rank that all of them touch, or each by itself."""
-    known = {each.rank: each for each in facts}
-    slow = [link for link in links if link.slow]
-    shared = matrix.common(slow)
-    remedy = "compare with ethtool (speed, errors) and the switch port; iperf3 between the two hosts"
-    if shared is not None:
-        told = "; ".join(reason for link in slow for reason in link.slow)
-        return [
-            _problem("links", "warning", [known[shared]], f"every slow link touches rank {shared}: {told}", "links like the others",
-                     f"look at the network card, cable and switch port of {known[shared].host}, and at its load: {remedy}")
-        ]  # fmt: skip
-    return [
-        _problem("links", "warning", [known[link.a], known[link.b]], "; ".join(link.slow), "a link like the others", remedy)
-        for link in slow
-    ]
-
-
-def of_clocks(offsets: Sequence[Offset], facts: Sequence[Facts]) -> list[Problem]:
-    """Clocks that are surely more than 0.1 s off most others."""
-    known = {each.rank: each for each in facts}
-    if not offsets:
-        return []
-    middle = sorted(each.offset_s for each in offsets)[(len(offsets) - 1) // 2]
-    return [
-        _problem(
-            "clock",
-            "warning",
-            [known[each.rank]],
-            f"its clock is {abs(each.offset_s - middle):.3g} s {'ahead of' if each.offset_s > middle else 'behind'} the others' "
-            f"(+-{each.uncertainty_s * 1e3:.2g} ms)",
-            f"within {_CLOCK_S:g} s: logs and traces of ranks are put in order by it, leases and certificates rest on it",
-            "run chrony or systemd-timesyncd on every host; chronyc tracking shows its state",
-        )
-        for each in offsets
-        if abs(each.offset_s - middle) - each.uncertainty_s > _CLOCK_S
-    ]
-
-
-def of_collectives(tried: Sequence[Collective], facts: Sequence[Facts]) -> list[Problem]:
-    """Collectives whose results were wrong, by the rank whose contribution was."""
-    wrong = [each for each in tried if each.wrong]
-    if not wrong:
-        return []
-    blamed = sorted({rank for each in wrong for rank in each.blamed})
-    told = ", ".join(dict.fromkeys(f"{each.op} of {each.elements} {each.dtype}" for each in wrong[:4]))
-    seen = ranks({rank for each in wrong for rank in each.wrong})
-    return [
-        _problem(
-            "collectives",
-            "error",
-            [each for each in facts if each.rank in blamed],
-            f"{len(wrong)} of {len(tried)} collectives gave wrong values ({told}), seen on {seen}: what these ranks contributed is wrong",
-            "the exact result on every rank",
-            "do not train on it: test memory and GPU of the named ranks (memtest, dcgmi diag), rule out another torch there",
-        )
-    ]
 
 
 def _by_host(facts: Sequence[Facts]) -> Mapping[str, list[Facts]]:

@@ -6,15 +6,15 @@ the maximum are the same, exact in any dtype and any order, and a wrong element 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-_SIZES = (1, 1023, 1 << 16, 1 << 20)
+_SIZES = (1, 1023, 1 << 16, 1 << 18)
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32)
-_MOST_GATHERED = 1 << 22
+_MOST_GATHERED = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -40,25 +40,39 @@ def cases(world_size: int) -> Iterator[tuple[str, torch.dtype, int]]:
 
 
 def attempt(
-    op: str, dtype: torch.dtype, elements: int, *, rank: int, world_size: int, group: dist.ProcessGroup, device: str
+    op: str,
+    dtype: torch.dtype,
+    elements: int,
+    *,
+    rank: int,
+    world_size: int,
+    group: dist.ProcessGroup,
+    device: str,
+    settle: Callable[[], None],
 ) -> Tried:
-    """Do one collective on `group` and compare its result; raises RuntimeError when it fails."""
+    """Do one collective on `group` and compare its result; raises RuntimeError when it fails.
+
+    `settle` waits for the device before the result is looked at, and gives up when that takes too long.
+    """
     name = str(dtype).removeprefix("torch.")
     if op.startswith("all_reduce"):
         owner = torch.arange(elements, device=device) % world_size
         right = (torch.arange(elements, device=device) % 7 + 1).to(dtype)
         x = torch.where(owner == rank, right, torch.zeros_like(right))
         dist.all_reduce(x, op=dist.ReduceOp.SUM if op.endswith("sum") else dist.ReduceOp.MAX, group=group)
+        settle()
         return Tried(op, name, elements, _ranks(owner[x != right]))
     if op == "all_gather":
         mine = _pattern(rank, elements, dtype, device)
         found = [torch.empty_like(mine) for _ in range(world_size)]
         dist.all_gather(found, mine, group=group)
+        settle()
         wrong = [each for each, x in enumerate(found) if not torch.equal(x, _pattern(each, elements, dtype, device))]
         return Tried(op, name, elements, tuple(wrong))
     root = int(op.rpartition(" ")[2])
     x = _pattern(root, elements, dtype, device) if rank == root else torch.full((elements,), -1, dtype=dtype, device=device)
     dist.broadcast(x, root, group=group)
+    settle()
     return Tried(op, name, elements, () if torch.equal(x, _pattern(root, elements, dtype, device)) else (root,))
 
 

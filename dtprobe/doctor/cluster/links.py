@@ -49,9 +49,14 @@ class Wire:
             raise RuntimeError("this rank is no member of the group")
         if self._device == "cpu":
             work.wait(timedelta(seconds=self._limit_s))
+        else:
+            work.wait()
+            self.settle()
+
+    def settle(self) -> None:
+        """Return when what was queued on the GPU is done. A synchronize could not be left again: look at an event until it is time."""
+        if self._device == "cpu":
             return
-        # NCCL's wait orders streams only, and a synchronize could not be left again: look at an event until it is time
-        work.wait()
         event = torch.cuda.Event()
         event.record()
         deadline = self._clock() + self._limit_s
@@ -111,11 +116,13 @@ def lead(
             wire.hear(peer)
         else:
             wire.recv(wire.room[:size], peer)
-        return max(clock() - begun - trip, trip / 10)
+        took = clock() - begun
+        return max(took - min(trips), took / 2)
 
-    # grow until one message fills a good part of the slot: that one is warm-up too
+    # grow until one message fills a good part of the slot: that is warm-up too. The better of two tries, so that a hiccup of the
+    # scheduler does not end the growth where the round trip is most of the time
     size = _FIRST
-    while size < wire.room.numel() and timed(_PUSH, size) + timed(_PULL, size) < slot_s / 20:
+    while size < wire.room.numel() and min(timed(_PUSH, size), timed(_PULL, size), timed(_PUSH, size)) < slot_s / 40:
         size = min(size * 4, wire.room.numel())
     out: list[float] = []
     back: list[float] = []

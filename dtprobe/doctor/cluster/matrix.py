@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
@@ -119,13 +120,24 @@ def _judged(kind: str, group: Sequence[Link]) -> list[Link]:
     return found
 
 
-def common(links: Iterable[Link]) -> int | None:
-    """The one rank that every slow link touches, where there are several slow ones and just one such rank."""
-    slow = [{link.a, link.b} for link in links if link.slow]
-    if len(slow) < 2:
-        return None
-    shared = set.intersection(*slow)
-    return shared.pop() if len(shared) == 1 else None
+def shared(links: Iterable[Link]) -> list[tuple[int | None, list[Link]]]:
+    """The slow links by the rank they have in common: a host's bad card slows all of its links. None: a link by itself.
+
+    The rank that most slow links touch comes first, if they are at least two and most of those that it has.
+    """
+    every = list(links)
+    slow = [link for link in every if link.slow]
+    found: list[tuple[int | None, list[Link]]] = []
+    while slow:
+        touched = Counter(rank for link in slow for rank in (link.a, link.b))
+        rank, count = max(touched.items(), key=lambda each: (each[1], -each[0]))
+        mine = [link for link in slow if rank in (link.a, link.b)]
+        if count < 2 or 2 * count <= sum(rank in (link.a, link.b) and link.transport == mine[0].transport for link in every):
+            found += [(None, [link]) for link in slow]
+            break
+        found.append((rank, mine))
+        slow = [link for link in slow if link not in mine]
+    return found
 
 
 def merged(first: Iterable[Link], again: Iterable[Link]) -> list[Link]:

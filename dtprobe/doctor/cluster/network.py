@@ -68,7 +68,7 @@ def network(environ: Mapping[str, str], *, host_name: str) -> Network:
     """This host's network, and what `environ` and the host's name make gloo and NCCL choose."""
     found = interfaces()
     resolved = _resolved(host_name)
-    gloo, gloo_because = gloo_choice(environ, found, host_name, resolved)
+    gloo, gloo_because = gloo_choice(environ, found, resolved)
     nccl, nccl_because = nccl_choice(environ, found)
     return Network(
         interfaces=found,
@@ -105,9 +105,7 @@ def interfaces() -> tuple[Interface, ...]:
     return tuple(found)
 
 
-def gloo_choice(
-    environ: Mapping[str, str], found: Sequence[Interface], host_name: str, resolved: Sequence[str]
-) -> tuple[str | None, str]:
+def gloo_choice(environ: Mapping[str, str], found: Sequence[Interface], resolved: Sequence[str]) -> tuple[str | None, str]:
     """The interface gloo would choose, and why; None with the reason where it could not."""
     wanted = environ.get("GLOO_SOCKET_IFNAME") or ""
     names = {each.name: each for each in found}
@@ -123,9 +121,9 @@ def gloo_choice(
             if any(held.partition("/")[0] == address for held in each.addresses) or (
                 each.loopback and ipaddress.ip_address(address).is_loopback
             ):
-                return each.name, f"the host name {host_name} resolves to {address}"
+                return each.name, f"the host's name resolves to {address}"
     told = f"resolves to {', '.join(resolved)}, no address of this host" if resolved else "does not resolve"
-    return next((each.name for each in found if each.loopback), None), f"the host name {host_name} {told}: gloo falls back"
+    return next((each.name for each in found if each.loopback), None), f"the host's name {told}: gloo falls back to loopback"
 
 
 def nccl_choice(environ: Mapping[str, str], found: Sequence[Interface]) -> tuple[str | None, str]:

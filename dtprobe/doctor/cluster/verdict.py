@@ -127,5 +127,5 @@ def ranks(numbers: Iterable[int]) -> str:
             spans[-1][1] = each
         else:
             spans.append([each, each])
-    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+    text = ", ".join(f"{low}-{high}" if high > low + 1 else ", ".join(map(str, range(low, high + 1))) for low, high in spans)
     return f"rank{'s' if len(found) > 1 else ''} {text}"

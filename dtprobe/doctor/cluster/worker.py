@@ -1,18 +1,13 @@
 """What every rank does: join, say what it found about itself, try collectives, measure links; then rank 0 reports.
 
 Ranks agree over the store at the end of each stage, so one that died or stopped is named by the others, however the back end
-puts it. A thread apart holds the deadline and hears the launcher's SIGTERM, since the main one may be inside gloo or the store.
+puts it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import socket
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,19 +15,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+import torch
 import torch.distributed as dist
 
 import dtprobe
-from dtprobe.doctor.cluster import checks, collectives, links, matrix, ssh
+from dtprobe.doctor.cluster import checks, collectives, links, matrix, measured, ssh
 from dtprobe.doctor.cluster.clocks import Offset, from_first
 from dtprobe.doctor.cluster.facts import Facts, gather
+from dtprobe.doctor.cluster.guard import guarded
 from dtprobe.doctor.cluster.matrix import Link
-from dtprobe.doctor.cluster.verdict import ClusterReport, Collective, Problem, ranks
+from dtprobe.doctor.cluster.verdict import ClusterReport, Collective, Problem
 from dtprobe.errors import DtprobeError
 from dtprobe.framework.agreement import Agreement, Said
 from dtprobe.framework.bootstrap import Job, Placement, resolve, start
 from dtprobe.framework.bootstrap.identity import IdentityError
 from dtprobe.framework.errors import FrameworkError, MissingRanks, RankError, StoreLost
+from dtprobe.framework.groups import ScopedGroup
 from dtprobe.framework.stores import meet
 
 _JOIN_SHARE = 0.5
@@ -42,8 +40,6 @@ _SLOT_S = 0.5
 _LINKS_SHARE = 0.4
 _SUSPECTS = 8
 _AGAIN = 3
-_ROLL_CALL_S = 0.6
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class RankFailed(DtprobeError):
@@ -75,7 +71,7 @@ def run(
     """
     placement = resolve(environ)
     examination = Examination(placement, environ, deadline_s, time_by or Clocks())
-    with _guarded(examination, show):
+    with guarded(examination, show):
         try:
             examination.through()
         except RankError as error:
@@ -89,6 +85,16 @@ def run(
         report = examination.report()
         show(report)
     return 0 if report.healthy else 1
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """What all pairs of one transport are measured with."""
+
+    group: ScopedGroup
+    transport: str
+    wire: links.Wire
+    hosts: list[str]
 
 
 class Examination:
@@ -148,11 +154,9 @@ class Examination:
             self._facts = [Facts.from_json(each) for each in self._shared("facts", self._mine.as_json() if self._mine else {})]
         with ThreadPoolExecutor(1) as aside:  # the others need not wait for ssh
             reached = aside.submit(self._ssh) if self.placement.rank == 0 else None
-            with self._timed("trying collectives"):
-                failed = self._collectives(job)
-            if job.placement.world_size > 1 and not failed:
-                with self._timed("measuring links"):
-                    self._measure(job)
+            went = self._over(job, job.world, "gloo", "cpu")
+            if went and self._every_rank_has_a_gpu():
+                self._over_nccl(job)
             self._problems += reached.result() if reached is not None else []
         self.stage = "ending the job"
 
@@ -186,7 +190,7 @@ class Examination:
         several = len({each.host for each in facts}) > 1
         problems = [*self._problems, *checks.of_facts(facts, self.placement, several_hosts=several)]
         problems += (
-            checks.of_links(judged, facts) + checks.of_clocks(offsets, facts) + checks.of_collectives(self._tried, facts)
+            measured.of_links(judged, facts) + measured.of_clocks(offsets, facts) + measured.of_collectives(self._tried, facts)
         )
         return ClusterReport(
             launcher=self.placement.source,
@@ -210,22 +214,55 @@ class Examination:
     def _ssh(self) -> list[Problem]:
         return ssh.check(self._hosts(), self.placement, self._environ, limit_s=min(5.0, self._limit_s))
 
-    def _collectives(self, job: Job) -> bool:
-        """Try every collective; whether one failed outright, on any rank, after which the group is of no use."""
+    def _over(self, job: Job, group: ScopedGroup, transport: str, device: str) -> bool:
+        """Measure links and try collectives over one group; False where it failed outright, and is of no use any more."""
+        wire = links.Wire(group, device=device, limit_s=self._limit_s, clock=self._time.monotonic)
+        went = True
+        if job.placement.world_size > 1:
+            with self._timed(f"measuring {transport} links"):
+                went = self._measure(job, group, transport, wire)
+        if went:
+            with self._timed(f"trying {transport} collectives"):
+                went = self._collectives(group, transport, device, wire)
+        return went
+
+    def _over_nccl(self, job: Job) -> None:
+        assert self._mine is not None and self._mine.gpu is not None
+        with torch.cuda.device(self._mine.gpu.index):
+            # its own watchdog would abort the process at the timeout, before anything could be said: let it never come
+            group = job.groups.create("nccl", backend="nccl", timeout_s=2 * self.deadline_s)
+            if group is not None:
+                self._over(job, group, "nccl", "cuda")
+
+    def _every_rank_has_a_gpu(self) -> bool:
+        owners = {(each.host, each.gpu.uuid) for each in self._facts if each.gpu is not None}
+        return len(owners) == self.placement.world_size and all(each.versions.get("nccl") for each in self._facts)
+
+    def _collectives(self, group: ScopedGroup, transport: str, device: str, wire: links.Wire) -> bool:
+        """Try every collective; False where one failed outright on any rank."""
         size, rank = self.placement.world_size, self.placement.rank
         tried: list[collectives.Tried] = []
-        with self._group_work() as failure:
+        with self._group_work(group) as failure:
             for op, dtype, elements in collectives.cases(size):
                 tried.append(
-                    collectives.attempt(op, dtype, elements, rank=rank, world_size=size, group=job.world, device="cpu")
+                    collectives.attempt(
+                        op,
+                        dtype,
+                        elements,
+                        rank=rank,
+                        world_size=size,
+                        group=group,
+                        device=device,
+                        settle=wire.settle,
+                    )
                 )
-        heard = self._shared("collectives", {"failure": failure, "blamed": [each.blamed for each in tried]})
+        heard = self._shared(f"{transport} collectives", {"failure": failure, "blamed": [each.blamed for each in tried]})
         for number, (op, dtype, elements) in enumerate(collectives.cases(size)):
             seen = {one: said["blamed"][number] for one, said in enumerate(heard) if number < len(said["blamed"])}
             if seen:
                 self._tried.append(
                     Collective(
-                        transport="gloo",
+                        transport=transport,
                         op=op,
                         dtype=str(dtype).removeprefix("torch."),
                         elements=elements,
@@ -233,9 +270,10 @@ class Examination:
                         blamed=tuple(sorted({each for blamed in seen.values() for each in blamed})),
                     )
                 )
-        return self._failed("collectives", heard)
+        return not self._failed("collectives", transport, heard)
 
-    def _measure(self, job: Job) -> None:
+    def _measure(self, job: Job, group: ScopedGroup, transport: str, wire: links.Wire) -> bool:
+        """Measure every link once, then those that look slow again, alone; False where one failed outright."""
         hosts = [peer.host for peer in job.peers]
         chosen, self._not_measured = matrix.measuring(hosts)
         plan = matrix.rounds(chosen)
@@ -243,22 +281,27 @@ class Examination:
         plan, left_out = self._as_many_as_fit(plan, slot_s)
         if left_out:
             self._not_measured = f"{self._not_measured}; {left_out}".removeprefix("; ")
-        wire = links.Wire(job.world, device="cpu", limit_s=self._limit_s, clock=self._time.monotonic)
-        found, failed = self._pairs("links", wire, hosts, [pair for each in plan for pair in each], slot_s)
-        self._links = found
+        others = self._links
+        pairs = _Pairs(group, transport, wire, hosts)
+        found, went = self._pairs("links", pairs, [pair for each in plan for pair in each], slot_s)
+        self._links = [*others, *found]
         for attempt in range(_AGAIN):
             suspects = [(each.a, each.b) for each in matrix.judged(found) if each.slow][:_SUSPECTS]
-            if failed or not suspects or self.left_s < len(suspects) * _SLOT_S + 2 * self._limit_s:
+            if not went or not suspects or not self._agreed_time_for(len(suspects)):
                 break
             # one pair at a time, alone: what stays slow now is not the others' doing
-            again: list[Link] = []
             for pair in suspects:
-                more, failed = self._pairs(f"link again {attempt}", wire, hosts, [pair], _SLOT_S)
-                again += more
-                if failed:
+                again, went = self._pairs(f"links again {attempt}", pairs, [pair], _SLOT_S)
+                found = matrix.merged(found, again)
+                self._links = [*others, *found]
+                if not went:
                     break
-            found = matrix.merged(found, again)
-            self._links = found
+        return went
+
+    def _agreed_time_for(self, count: int) -> bool:
+        """Whether every rank has the time to measure so many links again; asked of all, since their deadlines differ a little."""
+        enough = self.left_s > count * 2 * _SLOT_S + 3 * self._limit_s
+        return all(each["enough"] for each in self._shared("time left", {"enough": enough, "failure": []}))
 
     def _as_many_as_fit(self, plan: list[Any], slot_s: float) -> tuple[list[Any], str]:
         most = max(1, int(self.left_s * _LINKS_SHARE / slot_s))
@@ -267,22 +310,29 @@ class Examination:
         total, kept = sum(map(len, plan)), sum(map(len, plan[:most]))
         return plan[:most], f"{kept} of {total} links fit before the deadline of {self.deadline_s:g} s; --deadline-s gives more"
 
-    def _pairs(
-        self, what: str, wire: links.Wire, hosts: list[str], pairs: list[tuple[int, int]], slot_s: float
-    ) -> tuple[list[Link], bool]:
-        """Measure this rank's links among `pairs`, in their order; the links of all ranks, and whether one failed outright."""
+    def _pairs(self, what: str, over: _Pairs, pairs: list[tuple[int, int]], slot_s: float) -> tuple[list[Link], bool]:
+        """Measure this rank's links among `pairs`, in their order; the links of all ranks, and whether all went."""
         rank = self.placement.rank
         mine: list[Link] = []
-        with self._group_work() as failure:
+        with self._group_work(over.group) as failure:
             for a, b in pairs:
                 if rank == b:
-                    links.answer(wire, a, wall_ns=self._time.wall_ns)
+                    links.answer(over.wire, a, wall_ns=self._time.wall_ns)
                 elif rank == a:
-                    kind = "same host" if hosts[a] == hosts[b] else "between hosts"
-                    mine.append(links.lead(wire, a, b, transport="gloo", kind=kind, slot_s=slot_s, wall_ns=self._time.wall_ns))
-        heard = self._shared(what, {"failure": failure, "links": [each.as_json() for each in mine]})
+                    mine.append(
+                        links.lead(
+                            over.wire,
+                            a,
+                            b,
+                            transport=over.transport,
+                            kind="same host" if over.hosts[a] == over.hosts[b] else "between hosts",
+                            slot_s=slot_s,
+                            wall_ns=self._time.wall_ns,
+                        )
+                    )
+        heard = self._shared(f"{over.transport} {what}", {"failure": failure, "links": [each.as_json() for each in mine]})
         found = [Link(**{**each, "slow": ()}) for said in heard for each in said["links"]]
-        return sorted(found, key=lambda each: (each.a, each.b)), self._failed(what, heard)
+        return sorted(found, key=lambda each: (each.a, each.b)), not self._failed("links", over.transport, heard)
 
     # how stages are made
 
@@ -306,30 +356,30 @@ class Examination:
             ) from None
 
     @contextlib.contextmanager
-    def _group_work(self) -> Iterator[list[str]]:
+    def _group_work(self, group: ScopedGroup) -> Iterator[list[str]]:
         """Collectives and messages in the block may fail: why goes into the list, and the group is cut for the others' sake."""
         failure: list[str] = []
         try:
             yield failure
         except RuntimeError as error:
             failure.append(str(error).strip().partition("\n")[0][:300] or type(error).__name__)
-            assert self.job is not None
-            self.job.world.abort()
+            group.abort()
 
-    def _failed(self, what: str, heard: list[Said]) -> bool:
+    def _failed(self, check: str, transport: str, heard: list[Said]) -> bool:
+        """Whether the transport failed on some rank; noted as a problem of those ranks, whose processes all live."""
         said = {rank: each["failure"][0] for rank, each in enumerate(heard) if each["failure"]}
         if said:
             first = min(said)
             self._problems.append(
                 Problem(
-                    check="collectives" if what == "collectives" else "links",
+                    check=check,
                     severity="error",
                     ranks=tuple(sorted(said)),
                     hosts=tuple(dict.fromkeys(self._facts[rank].host for rank in said)),
-                    found=f"gloo failed though every process lives; rank {first}: {said[first]}",
+                    found=f"{transport} failed though every process lives; rank {first}: {said[first]}",
                     wanted="messages between all ranks",
-                    remedy="open the ports between the hosts for this interface (firewall, security group), "
-                    "or name another one in GLOO_SOCKET_IFNAME",
+                    remedy="open all ports between the hosts on this interface (firewall, security group), "
+                    f"or name another one in {transport.upper()}_SOCKET_IFNAME",
                 )
             )
         return bool(said)
@@ -364,89 +414,6 @@ class Examination:
             yield
         finally:
             self._stages[stage] = self._time.monotonic() - begun
-
-
-# the thread that ends what hangs
-
-
-@contextlib.contextmanager
-def _guarded(examination: Examination, show: Callable[[ClusterReport], None]) -> Iterator[None]:
-    """In the block SIGTERM, SIGINT and the deadline are served by a thread, whatever the main thread waits in."""
-    over = threading.Event()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-
-    def watch() -> None:
-        while not over.is_set():
-            left_s = max(examination.left_s, 0.0)
-            told = signal.sigtimedwait(_SIGNALS, min(left_s, 0.2))
-            if over.is_set():
-                return
-            if told is not None and told.si_signo == signal.SIGINT:
-                _end(f"rank {examination.placement.rank}: interrupted while {examination.stage}", 130)
-            if told is not None:
-                _last_words(examination, show, _roll_call(examination), "the launcher ended the job (SIGTERM)")
-            elif left_s <= 0:
-                why = f"no end within the deadline of {examination.deadline_s:g} s"
-                _last_words(examination, show, _roll_call(examination), why)
-
-    watcher = threading.Thread(target=watch, name="dtprobe-cluster-deadline", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _roll_call(examination: Examination) -> tuple[int, ...] | None:
-    """The ranks that no longer answer, found over the store by those that were told to end too; None where the store is silent."""
-    job = examination.job
-    if job is None or job.store is None:
-        return ()
-    answered: list[tuple[int, ...]] = []
-    size = examination.placement.world_size
-
-    def call() -> None:
-        with contextlib.suppress(dist.DistError, RuntimeError):
-            store = job.store.clone()
-            store.set(f"dtprobe.cluster.alive/{examination.placement.rank}", "")
-            time.sleep(_ROLL_CALL_S)
-            answered.append(tuple(one for one in range(size) if not store.check([f"dtprobe.cluster.alive/{one}"])))
-
-    caller = threading.Thread(target=call, daemon=True)
-    caller.start()
-    caller.join(_ROLL_CALL_S + 1.0)
-    return answered[0] if answered else None
-
-
-def _last_words(
-    examination: Examination, show: Callable[[ClusterReport], None], silent: tuple[int, ...] | None, why: str
-) -> None:
-    where = examination.placement
-    remedy = "look at the named ranks first: they ended or were stopped"
-    if silent is None:
-        silent, remedy = (0,), "the store does not answer: look at rank 0, which serves it, or at the launcher's agent"
-    if where.rank == 0:
-        named = f"{ranks(silent)} no longer answered" if silent else "every rank still answered"
-        examination.broken(RankError(f"{why}; {named}", remedy, ranks=silent))
-        show(examination.report())
-        _end("", 1)
-    if 0 in silent:
-        _end(
-            f"rank {where.rank} on {socket.gethostname()}: while {examination.stage}: {why}; {ranks(silent)} no longer answered; {remedy}",
-            1,
-        )
-    _end("", 1)
-
-
-def _end(text: str, code: int) -> None:
-    """End this process now: its main thread cannot be called back."""
-    if text:
-        sys.stderr.write(f"dtprobe: {text}\n")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _listening() -> set[str]:

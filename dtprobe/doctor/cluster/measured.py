@@ -1,0 +1,72 @@
+"""What is wrong with what was measured: links, clocks and collectives as problems of the ranks they point at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dtprobe.doctor.cluster import matrix
+from dtprobe.doctor.cluster.checks import problem
+from dtprobe.doctor.cluster.clocks import Offset
+from dtprobe.doctor.cluster.facts import Facts
+from dtprobe.doctor.cluster.matrix import Link
+from dtprobe.doctor.cluster.verdict import Collective, Problem, ranks
+
+_CLOCK_S = 0.1
+
+
+def of_links(links: Sequence[Link], facts: Sequence[Facts]) -> list[Problem]:
+    """Slow links: one problem for a rank that several of them touch, one for each other link."""
+    known = {each.rank: each for each in facts}
+    found = []
+    for rank, slow in matrix.shared(links):
+        reasons = "; ".join(f"{link.transport} {reason}" for link in slow for reason in link.slow)
+        compare = "compare with ethtool (speed, errors) and the switch port, and iperf3 between the two hosts"
+        if rank is None:
+            those = [known[slow[0].a], known[slow[0].b]]
+            found.append(problem("links", "warning", those, reasons, "a link like the others", compare))
+        else:
+            told = f"{len(slow)} slow links have rank {rank} in common: {reasons}"
+            remedy = f"look at the network card, cable and load of {known[rank].host}; {compare}"
+            found.append(problem("links", "warning", [known[rank]], told, "links like the others", remedy))
+    return found
+
+
+def of_clocks(offsets: Sequence[Offset], facts: Sequence[Facts]) -> list[Problem]:
+    """Clocks that are surely more than 0.1 s off most others."""
+    known = {each.rank: each for each in facts}
+    if not offsets:
+        return []
+    middle = sorted(each.offset_s for each in offsets)[(len(offsets) - 1) // 2]
+    return [
+        problem(
+            "clock",
+            "warning",
+            [known[each.rank]],
+            f"its clock is {abs(each.offset_s - middle):.3g} s {'ahead of' if each.offset_s > middle else 'behind'} the others' "
+            f"(+-{each.uncertainty_s * 1e3:.2g} ms)",
+            f"within {_CLOCK_S:g} s: logs and traces of ranks are put in order by it, leases and certificates rest on it",
+            "run chrony or systemd-timesyncd on every host; chronyc tracking shows its state",
+        )
+        for each in offsets
+        if abs(each.offset_s - middle) - each.uncertainty_s > _CLOCK_S
+    ]
+
+
+def of_collectives(tried: Sequence[Collective], facts: Sequence[Facts]) -> list[Problem]:
+    """Collectives whose results were wrong, by the rank whose contribution was."""
+    wrong = [each for each in tried if each.wrong]
+    if not wrong:
+        return []
+    blamed = sorted({rank for each in wrong for rank in each.blamed})
+    told = ", ".join(dict.fromkeys(f"{each.op} of {each.elements} {each.dtype}" for each in wrong[:4]))
+    seen = ranks({rank for each in wrong for rank in each.wrong})
+    return [
+        problem(
+            "collectives",
+            "error",
+            [each for each in facts if each.rank in blamed],
+            f"{len(wrong)} of {len(tried)} collectives gave wrong values ({told}), seen on {seen}: what these ranks contributed is wrong",
+            "the exact result on every rank",
+            "do not train on it: test memory and GPU of the named ranks (memtest, dcgmi diag), rule out another torch there",
+        )
+    ]

@@ -76,7 +76,12 @@ def clean_environment() -> dict[str, str]:
         if not name.startswith(("SLURM_", "OMPI_", "PMI", "PRTE_", "TORCHELASTIC_", "PET_", "MASTER_", "KUBERNETES_"))
         and name
         not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "JOB_COMPLETION_INDEX")
-    } | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    } | {
+        "RES_OPTIONS": "timeout:1 attempts:1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
 
 
 def free_port() -> int:

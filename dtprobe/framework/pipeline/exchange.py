@@ -33,8 +33,9 @@ from dtprobe.framework.pipeline.messages import Channel, Direction, Message, Tra
 from dtprobe.framework.pipeline.watched import WatchedGroup
 from dtprobe.framework.pipeline.watcher import Watcher
 
-_LATE_S = 1.0
-"""How much longer than the watcher's deadline the back end itself waits, and after it the main thread for the watcher's verdict."""
+_LATE_S = (1.0, 3.0)
+"""How much longer than the watcher's deadline the back end itself waits, and after it the main thread for the watcher's verdict: a
+quarter of the timeout within these bounds. Together they outlast one lost DNS reply (5 s): TCPStore resolves its peers' names."""
 
 _ERRORS: dict[How, type[StageError]] = {"timeout": StageTimeout, "lost": StageLost, "mismatch": MessageMismatch}
 _REMEDIES: dict[How, str] = {
@@ -121,6 +122,7 @@ class Exchange:
                 f"an exchange over a {type(group).__name__}", "make the group with dtprobe.framework.Groups.create"
             )
         self.timeout_s = timeout_s
+        self._late_s = min(max(timeout_s / 4, _LATE_S[0]), _LATE_S[1])
         self.clock = clock
         self.members = group.members
         self.rank = group.rank()
@@ -384,7 +386,11 @@ class Exchange:
         item = handle.item
         agreed = self._contracts.get(item.message.channel)
         if item.direction == "send" and (agreed is None or self._dynamic):
-            self._board.promise(item.message.channel, handle.occasion, item.contract)
+            try:
+                self._board.promise(item.message.channel, handle.occasion, item.contract)
+            except dist.DistError:
+                self._settle(Verdict("lost", None, None, "the store is gone"))
+                self.raise_failure()
             self._contracts[item.message.channel] = item.contract
             return True
         if agreed is None or self._dynamic:
@@ -400,13 +406,13 @@ class Exchange:
         if handle.work is None:
             with self.changed:
                 self.changed.wait_for(
-                    lambda: handle.work is not None or self.failure is not None, deadline - begun + 2 * _LATE_S
+                    lambda: handle.work is not None or self.failure is not None, deadline - begun + 2 * self._late_s
                 )
             if handle.work is None:
                 self._give_up(handle, "", begun)
         assert handle.work is not None
         try:
-            handle.work.wait(timedelta(seconds=max(deadline - self.clock(), 0) + _LATE_S))
+            handle.work.wait(timedelta(seconds=max(deadline - self.clock(), 0) + self._late_s))
         except RuntimeError as error:
             self._give_up(handle, str(error), begun)
         self.completed += 1
@@ -434,7 +440,7 @@ class Exchange:
         with self.changed:
             self.proposal = verdict
             self._watcher.hurry()
-            self.changed.wait_for(lambda: self.failure is not None, _LATE_S)
+            self.changed.wait_for(lambda: self.failure is not None, self._late_s)
         self.fail(self._watcher.without_board(verdict))
 
     def _device(self) -> torch.device:

@@ -19,7 +19,7 @@ _TICK_S = 0.25
 _HURRY_S = 0.001
 """How soon it looks again while a receiver waits to hear what its sender sends (once a channel, or each message with dynamic
 shapes); the pause grows with the wait."""
-_SILENT_TICKS = 4
+_SILENT_LOOKS = 4
 _LINGER_S = 1.5
 _JOIN_S = 2.0
 
@@ -40,7 +40,7 @@ class Watcher:
         self._ended = False
         self._lost: str | None = None
         self._said: Report | None = None
-        self._beats: dict[int, tuple[int, float]] = {}
+        self._beats: dict[int, tuple[int, int]] = {}
         self._looked = float("-inf")
         self._thread = threading.Thread(target=self._run, name="dtprobe-exchange", daemon=True)
 
@@ -132,18 +132,19 @@ class Watcher:
         if report is None or wait is None:
             self._beats.clear()
             return
-        self._listen(now)
+        self._listen()
         if now >= wait.deadline:
-            exchange.fail(board.decide(self._blame(now, report)))
+            exchange.fail(board.decide(self._blame(report)))
 
-    def _listen(self, now: float) -> None:
+    def _listen(self) -> None:
+        """Count for how many looks each rank has given no sign: looks, not seconds, for a store that stalls stalls all alike."""
         for rank, count in self._board.beats(self._ranks).items():
-            if self._beats.get(rank, (-1, now))[0] != count:
-                self._beats[rank] = (count, now)
+            before, quiet = self._beats.get(rank, (-1, 0))
+            self._beats[rank] = (count, quiet + 1 if count == before else 0)
 
-    def _blame(self, now: float, report: Report) -> Verdict:
+    def _blame(self, report: Report) -> Verdict:
         exchange = self._exchange
-        silent = frozenset(rank for rank, (_, since) in self._beats.items() if now - since > _SILENT_TICKS * self._tick_s)
+        silent = frozenset(rank for rank, (_, quiet) in self._beats.items() if quiet >= _SILENT_LOOKS)
         reports = self._board.reports(self._ranks) | {exchange.rank: report}
         found = root(exchange.rank, reports, silent, exchange.placement)
         doubt = "" if found.certain else " (the likelier reading, not a proof)"

@@ -12,7 +12,7 @@ STAMP := $(VENV)/.ready
 NAME ?=
 ARGS ?=
 
-.PHONY: help setup scenario list doctor test lint nightly-tests bench wheel clean
+.PHONY: help setup scenario scenarios list doctor test lint nightly-tests bench wheel clean
 
 help:  ## This list
 	@echo 'usage: make TARGET [NAME=scenario[:variant]] [ARGS="options for dtprobe or pytest"] [PYTHON=python3.12] [TORCH=system|REQUIREMENT]'
@@ -39,6 +39,9 @@ endif
 scenario: $(STAMP)  ## Run a scenario: make scenario NAME=gloo-thread-leak
 	@test -n '$(NAME)' || { echo 'make scenario needs NAME=…; these exist:' >&2; $(BIN)/dtprobe list >&2; exit 2; }
 	@$(BIN)/dtprobe run '$(NAME)' $(ARGS)
+
+scenarios: $(STAMP)  ## Run all scenarios that this machine can, with a summary page
+	@$(BIN)/dtprobe nightly $(ARGS)
 
 list: $(STAMP)  ## What scenarios there are, and which run here
 	@$(BIN)/dtprobe list

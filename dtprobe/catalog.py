@@ -73,6 +73,16 @@ class Catalog:
             raise UsageError(f"scenario {wanted!r} has no variant {variant!r}", _closest(variant, variants, known))
         return next((scenario for scenario in family if scenario.default or not scenario.variant), family[0])
 
+    def chosen(self, names: Sequence[str]) -> list[Scenario]:
+        """The scenarios with these names, a bare name meaning all its variants; all scenarios for no name. Raises as `find`."""
+        found: dict[str, Scenario] = {}
+        for name in names:
+            one = self.find(name)
+            whole = ":" not in name
+            family = [scenario for scenario in self.scenarios if scenario.name == one.name] if whole else [one]
+            found.update({scenario.id: scenario for scenario in family})
+        return list(found.values()) if names else list(self.scenarios)
+
 
 def _plain(name: str) -> str:
     return name.strip().lower().replace("_", "-")
@@ -147,7 +157,7 @@ def load(extra: Sequence[Path] = ()) -> Catalog:
     broken: list[Broken] = []
     for folder in content_folders("scenarios", extra):
         try:
-            found = _scenarios_of(folder)
+            found = scenarios_of(folder)
             for scenario in found:
                 if scenario.id in scenarios:
                     raise UsageError(f"{scenario.id} exists already in {scenarios[scenario.id].folder}", "rename one")
@@ -157,7 +167,8 @@ def load(extra: Sequence[Path] = ()) -> Catalog:
     return Catalog(tuple(scenarios.values()), tuple(broken))
 
 
-def _scenarios_of(folder: Path) -> list[Scenario]:
+def scenarios_of(folder: Path) -> list[Scenario]:
+    """The scenarios that a folder's `scenario.py` defines; raises UsageError for what is none, and whatever its import raises."""
     module = load_module(folder / "scenario.py", f"_dtprobe_scenario_{folder.name.replace('-', '_')}")
     found = list(dict.fromkeys(id(value) for value in vars(module).values() if isinstance(value, Scenario)))
     by_id = {id(value): value for value in vars(module).values() if isinstance(value, Scenario)}

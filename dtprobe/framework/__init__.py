@@ -11,18 +11,34 @@ from typing import Any
 
 _FACE = {
     "CheckedGroup": "checked",
+    "Every": "consistency",
     "Groups": "groups",
     "Job": "bootstrap",
     "Placement": "bootstrap",
     "SafeFileStore": "filestore",
     "ScopedGroup": "groups",
     "interruptible": "interrupt",
+    "require_consistent": "consistency",
+    "require_distinct": "consistency",
     "resolve": "bootstrap",
     "start": "bootstrap",
 }
 """Public names -> the submodule each lives in, imported when the name is first asked for."""
 
-__all__ = ["CheckedGroup", "Groups", "Job", "Placement", "SafeFileStore", "ScopedGroup", "interruptible", "resolve", "start"]
+__all__ = [
+    "CheckedGroup",
+    "Every",
+    "Groups",
+    "Job",
+    "Placement",
+    "SafeFileStore",
+    "ScopedGroup",
+    "interruptible",
+    "require_consistent",
+    "require_distinct",
+    "resolve",
+    "start",
+]
 
 
 def __getattr__(name: str) -> Any:

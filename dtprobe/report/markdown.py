@@ -33,6 +33,7 @@ def environment() -> Environment:
     )
     engine.filters["code"] = code
     engine.filters["listed"] = words.listed
+    engine.filters["ready"] = _Ready
     return engine
 
 

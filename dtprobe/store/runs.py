@@ -25,7 +25,7 @@ BARE = "bare"
 """The arm name of control runs without any recorder, which the cost of the recorders is measured against."""
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{8}")
 SCENARIO = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-RESERVED = ("history",)
+RESERVED = ("history", "suites")
 _HALF_MADE = ".new-"
 _STALE_NS = 3600 * 10**9
 
@@ -34,7 +34,9 @@ def folder_name(scenario: str, variant: str = "") -> str:
     """The folder of a scenario's runs: `name` or `name.variant`."""
     for part in (scenario, variant) if variant else (scenario,):
         if not SCENARIO.fullmatch(part) or part in RESERVED:
-            raise UsageError(f"{part!r} cannot name a scenario's runs", "use letters, digits, - and _; 'history' is taken")
+            raise UsageError(
+                f"{part!r} cannot name a scenario's runs", f"use letters, digits, - and _; {' and '.join(RESERVED)} are taken"
+            )
     return f"{scenario}.{variant}" if variant else scenario
 
 

@@ -15,7 +15,9 @@ import time
 
 import psutil  # noqa: F401  (imported here so that no rank has to)
 import torch
+import torch._dynamo  # DDP's wrapping imports it, and the next one
 import torch.distributed
+import torch.distributed.tensor
 
 import dtprobe.framework.bootstrap.job
 import dtprobe.framework.checked

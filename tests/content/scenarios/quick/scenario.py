@@ -31,7 +31,7 @@ def judge(evidence):
     return Verdict(
         kind=VerdictKind.REPRODUCED if stats.separated(steps("control"), steps("fault")) else VerdictKind.NOT_REPRODUCED,
         mitigation=Mitigation.HELD if stats.separated(steps("mitigated"), steps("fault")) else Mitigation.FAILED,
-        control_healthy=bool((evidence.outcomes.query("arm == 'control'")["exit_code"] == 0).all()),
+        control_healthy=bool((evidence.outcomes.query("arm == 'control'")["exit_code"].eq(0).fillna(False)).all()),
         metrics={"step": Metric(unit="s", **{arm: stats.measured(steps(arm)) for arm in ("control", "fault", "mitigated")})},
         because="steps were timed",
     )

@@ -1,0 +1,111 @@
+"""Many scenarios in one go: what each said, one summary, and an end that is clean whenever it comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+
+CONTENT = Path(__file__).resolve().parents[1] / "content"
+
+
+def command(out, only, *words):
+    told = ["nightly", "--path", CONTENT, "--out", out, "--only", only, "--repeats", "1", "--jobs", "2", *words]
+    return [sys.executable, "-m", "dtprobe", *map(str, told)]
+
+
+def nightly(out, only, *words):
+    return subprocess.run(command(out, only, *words), capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_each_scenario_says_what_became_of_it_in_one_summary(tmp_path):
+    done = nightly(tmp_path / "out", "quick:plain,quick:crashes,quick:needy", "--json", "--claims", tmp_path / "claims.md")
+    data = json.loads(done.stdout)
+    assert done.returncode == 1 and not data["well"], done.stderr
+    found = {row["scenario"]: row for row in data["scenarios"]}
+    assert {name: row["status"] for name, row in found.items()} == {
+        "quick:plain": "as-expected",
+        "quick:crashes": "not-as-expected",
+        "quick:needy": "unsupported",
+    }
+    assert "cuda:64" in found["quick:needy"]["because"]
+    (folder,) = (tmp_path / "out" / "suites").iterdir()
+    page = (folder / "summary.html").read_text()
+    links = re.findall(r'href="(\./\.\./\.\./[^"]+)"', page)
+    assert len(links) == 3 and all((folder / link).is_file() for link in links)
+    assert page.index("quick:crashes") < page.index("quick:plain"), "what is wrong comes first"
+    assert "1 of 2 scenarios as expected" in (folder / "summary.md").read_text()
+    (suite,) = ElementTree.parse(folder / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "1", "1")
+    claims = (tmp_path / "claims.md").read_text()
+    assert "| `quick:plain` | steps take no time | reproduced, the cure held |" in claims and "needy" not in claims
+
+
+def test_an_interrupt_ends_what_runs_and_leaves_a_summary(tmp_path):
+    out = tmp_path / "out"
+    running = subprocess.Popen(
+        command(out, "quick:lasts,quick:misjudged", "--jobs", "1"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(out.glob("quick.lasts/*/*/0/rank0/process.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130 and "Traceback" not in said, said
+    (summary,) = out.glob("suites/*/summary.json")
+    data = json.loads(summary.read_text())
+    assert data["interrupted"] and [row["status"] for row in data["scenarios"]][1:] == ["not-run"], data
+    deadline = time.monotonic() + 20
+    while (left := [one for one in psutil.process_iter(["environ"]) if str(out) in str(one.info["environ"])]) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.1)
+    assert not left, left
+
+
+@pytest.mark.parametrize(
+    ("only", "words", "says"),
+    [("quik", (), "did you mean quick"), ("quick", ("--jobs", "0"), "--jobs 0")],
+)
+def test_what_cannot_be_run_is_one_line(tmp_path, only, words, says):
+    done = nightly(tmp_path / "out", only, *words)
+    assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_scenarios_are_items_in_anybody_s_pytest(tmp_path):
+    own = tmp_path / "test_own.py"
+    own.write_text("def test_own():\n    pass\n")
+    files = [str(own), str(CONTENT / "scenarios" / "quick" / "scenario.py")]
+    words = ["-q", "-rs", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)]
+    words += [
+        "-p",
+        "dtprobe.suite.plugin",
+        "--scenarios",
+        "--scenario",
+        "quick:needy",
+        "--scenario-out",
+        str(tmp_path / "runs"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, *files],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0 and "1 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "cuda:64" in done.stdout

@@ -57,8 +57,7 @@ class Hook:
 
     def find_spec(self, name, path=None, target=None):
         """The protocol of `sys.meta_path`: finds what the others find, and acts behind the module's own code."""
-        actions = self._actions.pop(name, None)
-        if actions is None:
+        if name not in self._actions:
             return None
         for finder in sys.meta_path:
             spec = None if finder is self or not hasattr(finder, "find_spec") else finder.find_spec(name, path, target)
@@ -66,8 +65,6 @@ class Hook:
                 break
         else:
             return None
-        if not self._actions:
-            sys.meta_path.remove(self)
         loader: Any = spec.loader
         execute = getattr(loader, "exec_module", None)
         if execute is None:
@@ -76,8 +73,11 @@ class Hook:
 
         def exec_module(module) -> None:
             execute(module)
-            for action in actions:
+            # only now: importlib.util.find_spec asks for a spec too, just to see whether the module is there
+            for action in self._actions.pop(name, ()):
                 self.run(action, module)
+            if not self._actions and self in sys.meta_path:
+                sys.meta_path.remove(self)
 
         loader.exec_module = exec_module
         return spec

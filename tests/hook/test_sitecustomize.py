@@ -49,6 +49,11 @@ def test_a_plug_in_acts_once_the_module_has_been_imported_whole(start, tmp_path)
     assert (tmp_path / "log").read_text().startswith("installed in ")
 
 
+def test_a_look_whether_a_module_is_there_does_not_use_the_plug_in_up(start):
+    out = start("from importlib.util import find_spec; find_spec('json.decoder'); print('begin'); import json.decoder")
+    assert out == "begin\nafter json.decoder JSONDecoder\n"
+
+
 def test_children_of_a_rank_are_left_alone(start, tmp_path):
     start("import subprocess, sys; subprocess.run([sys.executable, '-c', 'import json.decoder'], check=True)")
     assert (tmp_path / "log").read_text().count("\n") == 1

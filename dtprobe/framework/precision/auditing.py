@@ -159,6 +159,7 @@ class _Window:
         self._pending = False
         self._left: dict[str, torch.Tensor | None] = {}
         self._base: dict[str, torch.Tensor | None] = {}
+        self._before: dict[str, torch.Tensor | None] = {}
         self._unjudged: set[str] = set()
         self._coming: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self.computed: dict[str, torch.Tensor] = {}
@@ -168,6 +169,8 @@ class _Window:
     def __enter__(self) -> None:
         self._handles = self._model.watch(self._timed(self._came), self._added)
         self._handles.append(self._model.root().register_forward_hook(self._forwarded))
+        if self._model.partial:
+            self._handles.append(self._model.root().register_forward_pre_hook(self._timed(self._forwarding)))
         self._handles.append(register_optimizer_step_pre_hook(self._timed(self._stepping)))
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -183,7 +186,7 @@ class _Window:
         """Name -> what this rank found of it."""
         return {
             name: Measured(
-                _numbers(self.computed.get(name)),
+                _numbers(self.computed.get(name, self._before.get(name))),
                 _numbers(self._left.get(name)),
                 self._model.replica(name),
                 name not in self._unjudged,
@@ -191,6 +194,12 @@ class _Window:
             )
             for name in self._model.parameters()
         }
+
+    def _forwarding(self, *_: Any) -> None:
+        """What is in .grad now counts for this rank, also where it will have no part in this backward."""
+        for name in self._model.parameters():
+            held = self._gradient(name)
+            self._before[name] = None if held is None else self._of(*held)
 
     def _forwarded(self, module: nn.Module, args: Any, output: Any) -> None:
         for each in tree_leaves(output):

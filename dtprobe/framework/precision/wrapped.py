@@ -35,9 +35,11 @@ class Wrapped(Protocol):
 
     ranks: tuple[int, ...]
     tolerance: float
+    partial: bool
+    """Whether a rank may have no part in the gradient of a parameter that others have."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that are to be trained, by name without wrappers."""
+        """The parameters that are to be trained, by name without wrappers; asked from `watch` on."""
         ...
 
     def root(self) -> nn.Module:
@@ -91,6 +93,7 @@ class Ddp:
         halves = any(parameter.itemsize < 4 for parameter in model.parameters())
         # a hook may compress to half precision by choice
         self.tolerance = 2.0**-5 if halves or model._comm_hooks else 1e-4
+        self.partial = model.find_unused_parameters or model.static_graph
         self._forwards = 0
         self._synced = True
 
@@ -201,23 +204,27 @@ class Fsdp2:
             dtype or one.sharded_param.dtype for dtype, group in zip(reduced, groups, strict=True) for one in group.fsdp_params
         ]
         self.tolerance = 2.0**-5 if any(dtype.itemsize < 4 for dtype in dtypes) else 1e-4
+        self.partial = False
+        self._held: dict[str, nn.Parameter] = {}
         self._seen: set[int] = set()
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        return {
-            name: parameter
-            for name, parameter in self._model.named_parameters()
-            if parameter.requires_grad and name not in self._ignore
-        }
+        # as they were between steps: during one the modules hold the gathered parameters in the place of these
+        return self._held
 
     def root(self) -> nn.Module:
         return self._model
 
     def watch(self, came: Came, added: Added) -> list[Any]:
         self._seen = set()
-        names = {id(parameter): name for name, parameter in self.parameters().items()}
+        self._held = {
+            name: parameter
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad and name not in self._ignore
+        }
+        names = {id(parameter): name for name, parameter in self._held.items()}
         handles: list[Any] = []
-        for name, parameter in self.parameters().items():
+        for name, parameter in self._held.items():
             if not isinstance(parameter, DTensor):
                 handles.extend(told(parameter, name, came, added))
 
@@ -238,7 +245,7 @@ class Fsdp2:
         return handles
 
     def sharded(self, name: str) -> bool:
-        return isinstance(self._model.get_parameter(name), DTensor)
+        return isinstance(self._held[name], DTensor)
 
     def replica(self, name: str) -> int:
         if not self.sharded(name):
@@ -246,7 +253,7 @@ class Fsdp2:
         return self._mesh.get_coordinate()[0] if self._mesh.ndim > 1 else 0
 
     def left(self, name: str) -> tuple[torch.Tensor, int] | None:
-        parameter = self._model.get_parameter(name)
+        parameter = self._held[name]
         gradient = parameter.grad
         if gradient is None or not isinstance(gradient, DTensor):
             return plain_gradient(parameter)
@@ -257,7 +264,7 @@ class Fsdp2:
         return gradient.to_local(), (offset[0] if offset else 0) * row
 
     def facts(self, came: Mapping[str, int]) -> Facts:
-        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        names = {id(parameter): name for name, parameter in self._held.items()}
         groups = {
             names[id(one.sharded_param)]: {
                 "sync": group.reduce_grads,

@@ -19,7 +19,7 @@ from dtprobe.doctor.cluster.clocks import Offset
 from dtprobe.doctor.cluster.facts import Facts, Gpu, Limit, Memory, Space
 from dtprobe.doctor.cluster.matrix import Link
 from dtprobe.doctor.cluster.network import Interface, Network, gloo_choice, interfaces, nccl_choice
-from dtprobe.doctor.cluster.verdict import ClusterReport, ranks
+from dtprobe.doctor.cluster.verdict import ClusterReport, Collective, ranks
 from dtprobe.framework.bootstrap import Placement, resolve
 
 GIB = 1 << 30
@@ -39,6 +39,7 @@ def facts(rank: int = 0, host: str = "a", **changes: Any) -> Facts:
         pid=100 + rank,
         user="someone",
         cores=8,
+        load=0.1,
         versions=versions | changes.pop("versions", {}),
         environment={},
         limits={
@@ -142,6 +143,13 @@ def test_high_latency_is_found_and_ordinary_spread_is_not() -> None:
     )
 
 
+def test_on_a_busy_host_only_a_very_slow_link_is_a_problem() -> None:
+    for factor, load, severity in ((5, 0.5, "warning"), (5, 9.0, "note"), (50, 9.0, "warning")):
+        judged = matrix.judged(links(4, lambda a, b, factor=factor: 1e9 / factor if (a, b) == (0, 1) else 1e9))
+        (only,) = measured.of_links(judged, [facts(rank, load=load) for rank in range(4)])
+        assert only.severity == severity and (severity != "note" or "quiet hosts" in only.remedy)
+
+
 def test_a_second_measurement_only_ever_improves_a_link() -> None:
     first = links(3, lambda a, b: 1e9)
     worse = [replace(first[0], latency_s=1.0, out_bytes_s=1.0, uncertainty_s=1.0, offset_s=5.0)]
@@ -176,6 +184,23 @@ def test_offsets_reach_ranks_that_were_not_measured_directly() -> None:
     assert [(each.rank, each.offset_s, each.uncertainty_s) for each in reached] == [(0, 0, 0), (1, 5, 0.001), (2, 0, 0.002)]
     (only,) = measured.of_clocks(reached, [facts(rank) for rank in range(3)])
     assert only.ranks == (1,) and "5 s ahead" in only.found and "chrony" in only.remedy
+
+
+@pytest.mark.parametrize(
+    ("op", "wrong", "blamed", "named"),
+    [
+        ("all_reduce sum", (0, 1, 2), (1,), (1,)),  # its contribution is wrong for all
+        ("all_reduce sum", (2,), (0, 1), (2,)),  # the others received the same contributions rightly
+        ("broadcast from 0", (1, 2), (0,), (0,)),
+        ("broadcast from 0", (1,), (0,), (1,)),
+        ("all_gather", (0, 2), (1,), (1,)),
+    ],
+)
+def test_a_wrong_result_is_laid_to_the_rank_that_spoilt_it(op: str, wrong: Any, blamed: Any, named: Any) -> None:
+    tried = [Collective(transport="gloo", op=op, dtype="float32", elements=9, wrong=wrong, blamed=blamed)]
+    (only,) = measured.of_collectives(tried, [facts(rank) for rank in range(3)])
+    assert (only.severity, only.ranks) == ("error", named)
+    assert measured.of_collectives([replace(tried[0], wrong=(), blamed=())], [facts(0)]) == []
 
 
 def test_alike_ranks_have_no_problem() -> None:

@@ -50,8 +50,9 @@ def test_a_plug_in_acts_once_the_module_has_been_imported_whole(start, tmp_path)
 
 
 def test_a_look_whether_a_module_is_there_does_not_use_the_plug_in_up(start):
-    out = start("from importlib.util import find_spec; find_spec('json.decoder'); print('begin'); import json.decoder")
-    assert out == "begin\nafter json.decoder JSONDecoder\n"
+    plugin = "def install(hook): hook.after_import('colorsys', lambda module: print('after', module.__name__))"
+    out = start("from importlib.util import find_spec; find_spec('colorsys'); print('begin'); import colorsys", plugin=plugin)
+    assert out == "begin\nafter colorsys\n"
 
 
 def test_children_of_a_rank_are_left_alone(start, tmp_path):

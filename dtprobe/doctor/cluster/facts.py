@@ -73,6 +73,8 @@ class Facts:
     pid: int
     user: str
     cores: int
+    load: float
+    """Runnable tasks over the last minute for each core that is online: above 1 processes wait for each other."""
     versions: Mapping[str, str | None]
     environment: Mapping[str, str]
     limits: Mapping[str, Limit]
@@ -123,6 +125,7 @@ def gather(*, rank: int, local_rank: int | None, launcher: str, environ: Mapping
         pid=os.getpid(),
         user=_user(),
         cores=machine.cores,
+        load=round(machine.load_1m / machine.cores_online, 2),
         versions=_versions(launcher, environ) | {"kernel": machine.kernel, "driver": machine.nvidia_driver},
         environment={name: value for name, value in sorted(environ.items()) if name.startswith(_PREFIXES) or name in _NAMES},
         limits={name: _limit(number) for name, number in _LIMITS.items()},

@@ -21,6 +21,7 @@ from dtprobe.framework.errors import FrameworkError, RankError
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _ROLL_CALL_S = 0.6
 """mpirun kills one second after its SIGTERM: until then the ranks that live must be told from those that do not."""
+_QUIET_S = 0.2
 _EARLY_S = 0.7
 
 
@@ -72,7 +73,10 @@ def guarded(examination: Examined, show: Callable[[ClusterReport], None]) -> Ite
 
 
 def _roll_call(examination: Examined, wait_s: float) -> tuple[int, ...] | None:
-    """The ranks that did not answer within `wait_s` seconds, which all that were told to end do; None where the store is silent."""
+    """The ranks that do not answer, which all that were told to end do at once; None where the store is silent.
+
+    It takes at most `wait_s` seconds, and less once no other rank has answered for a while.
+    """
     job = examination.job
     if job is None or job.store is None:
         return ()
@@ -83,8 +87,16 @@ def _roll_call(examination: Examined, wait_s: float) -> tuple[int, ...] | None:
         with contextlib.suppress(dist.DistError):
             store = job.store.clone()
             store.set(f"dtprobe.cluster.alive/{examination.placement.rank}", "")
-            time.sleep(wait_s)
-            answered.append(tuple(one for one in range(size) if not store.check([f"dtprobe.cluster.alive/{one}"])))
+            silent = tuple(one for one in range(size) if one != examination.placement.rank)
+            begun = heard = time.monotonic()
+            while silent and time.monotonic() - begun < wait_s:
+                still = tuple(one for one in silent if not store.check([f"dtprobe.cluster.alive/{one}"]))
+                heard = time.monotonic() if still != silent else heard
+                silent = still
+                if heard > begun and time.monotonic() - heard > _QUIET_S:
+                    break
+                time.sleep(0.02)
+            answered.append(silent)
 
     caller = threading.Thread(target=call, daemon=True)  # a store whose process is stopped answers never
     caller.start()
@@ -97,6 +109,8 @@ def _last_words(examination: Examined, show: Callable[[ClusterReport], None], wh
     remedy = "look at the named ranks first: they ended or were stopped" if silent else "look at what this stage waits for"
     named = f"; {ranks(silent)} no longer answered" if silent else ""
     if where.rank == 0:
+        # first in one line, which takes no time: the launcher may kill this rank while it makes the report
+        _say(f"while {examination.stage}: {why}{named}")
         examination.broken(RankError(f"{why}{named}", remedy, ranks=silent))
         show(examination.report())
     elif 0 in silent:
@@ -108,7 +122,12 @@ def _last_words(examination: Examined, show: Callable[[ClusterReport], None], wh
 def _end(text: str, code: int) -> None:
     """End this process now: its main thread cannot be called back."""
     if text:
-        sys.stderr.write(f"dtprobe: {text}\n")
+        _say(text)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"dtprobe: {text}\n")
+    sys.stderr.flush()

@@ -122,7 +122,7 @@ def lead(
     # grow until one message fills a good part of the slot: that is warm-up too. The better of two tries, so that a hiccup of the
     # scheduler does not end the growth where the round trip is most of the time
     size = _FIRST
-    while size < wire.room.numel() and min(timed(_PUSH, size), timed(_PULL, size), timed(_PUSH, size)) < slot_s / 40:
+    while size < wire.room.numel() and min(timed(_PUSH, size), timed(_PULL, size), timed(_PUSH, size)) < slot_s / 20:
         size = min(size * 4, wire.room.numel())
     out: list[float] = []
     back: list[float] = []

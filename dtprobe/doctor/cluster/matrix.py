@@ -39,6 +39,8 @@ class Link:
     uncertainty_s: float | None
     slow: tuple[str, ...] = ()
     """Why the link is marked, empty where it is not."""
+    times: float = 1.0
+    """How many times worse than its like it is, by its worst figure; judged only where it is marked."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"slow": list(self.slow)}
@@ -110,13 +112,16 @@ def _judged(kind: str, group: Sequence[Link]) -> list[Link]:
     like = f"{base} link{'s' if len(group) > 1 else ''} {'on the same host' if kind == 'same host' else kind}"
     found = []
     for link in group:
-        why = []
+        why, times = [], 1.0
         for start, end, value in ((link.a, link.b, link.out_bytes_s), (link.b, link.a, link.back_bytes_s)):
             if value * _FACTOR[kind] < rate:
+                times = max(times, rate / value)
                 why.append(f"{start} to {end}: {_mib(value)}, {rate / value:.1f} times below {like} ({_mib(rate)})")
         if link.latency_s > max(_LATENCY_FACTOR * latency, latency + _LATENCY_SLACK_S):
-            why.append(f"latency {_us(link.latency_s)}, {link.latency_s / latency:.1f} times above {like} ({_us(latency)})")
-        found.append(replace(link, slow=tuple(why)))
+            ratio = link.latency_s / latency
+            times = max(times, ratio)
+            why.append(f"latency {_us(link.latency_s)}, {ratio:.1f} times above {like} ({_us(latency)})")
+        found.append(replace(link, slow=tuple(why), times=times))
     return found
 
 

@@ -9,9 +9,11 @@ from dtprobe.doctor.cluster.checks import problem
 from dtprobe.doctor.cluster.clocks import Offset
 from dtprobe.doctor.cluster.facts import Facts
 from dtprobe.doctor.cluster.matrix import Link
-from dtprobe.doctor.cluster.verdict import Collective, Problem, ranks
+from dtprobe.doctor.cluster.verdict import Collective, Problem, Severity, ranks
 
 _CLOCK_S = 0.1
+_BUSY, _BEYOND_LOAD = 1.5, 10.0
+"""With more than so many runnable tasks a core, a link less than so many times slower than its like says nothing about the link."""
 
 
 def of_links(links: Sequence[Link], facts: Sequence[Facts]) -> list[Problem]:
@@ -21,13 +23,18 @@ def of_links(links: Sequence[Link], facts: Sequence[Facts]) -> list[Problem]:
     for rank, slow in matrix.shared(links):
         reasons = "; ".join(f"{link.transport} {reason}" for link in slow for reason in link.slow)
         compare = "compare with ethtool (speed, errors) and the switch port, and iperf3 between the two hosts"
+        busy = max(known[end].load for link in slow for end in (link.a, link.b))
+        severity: Severity = "warning"
+        if busy > _BUSY and max(link.times for link in slow) < _BEYOND_LOAD:
+            severity = "note"
+            compare = f"measure again on quiet hosts: {busy:.1f} tasks wanted each core, which alone explains as much"
         if rank is None:
             those = [known[slow[0].a], known[slow[0].b]]
-            found.append(problem("links", "warning", those, reasons, "a link like the others", compare))
+            found.append(problem("links", severity, those, reasons, "a link like the others", compare))
         else:
             told = f"{len(slow)} slow links have rank {rank} in common: {reasons}"
             remedy = f"look at the network card, cable and load of {known[rank].host}; {compare}"
-            found.append(problem("links", "warning", [known[rank]], told, "links like the others", remedy))
+            found.append(problem("links", severity, [known[rank]], told, "links like the others", remedy))
     return found
 
 
@@ -53,20 +60,27 @@ def of_clocks(offsets: Sequence[Offset], facts: Sequence[Facts]) -> list[Problem
 
 
 def of_collectives(tried: Sequence[Collective], facts: Sequence[Facts]) -> list[Problem]:
-    """Collectives whose results were wrong, by the rank whose contribution was."""
+    """Collectives whose results were wrong, by the rank that must have spoilt them."""
     wrong = [each for each in tried if each.wrong]
     if not wrong:
         return []
-    blamed = sorted({rank for each in wrong for rank in each.blamed})
-    told = ", ".join(dict.fromkeys(f"{each.op} of {each.elements} {each.dtype}" for each in wrong[:4]))
+    culprits = {rank for each in wrong for rank in _culprits(each, len(facts))}
+    told = ", ".join(dict.fromkeys(f"{each.transport} {each.op} of {each.elements} {each.dtype}" for each in wrong[:4]))
     seen = ranks({rank for each in wrong for rank in each.wrong})
     return [
         problem(
             "collectives",
             "error",
-            [each for each in facts if each.rank in blamed],
-            f"{len(wrong)} of {len(tried)} collectives gave wrong values ({told}), seen on {seen}: what these ranks contributed is wrong",
+            [each for each in facts if each.rank in culprits],
+            f"{len(wrong)} of {len(tried)} collectives gave wrong values ({told}), seen on {seen}",
             "the exact result on every rank",
             "do not train on it: test memory and GPU of the named ranks (memtest, dcgmi diag), rule out another torch there",
         )
     ]
+
+
+def _culprits(each: Collective, size: int) -> set[int]:
+    """Everyone sees what a rank contributed wrongly, but for itself where it needs no copy of its own; else who sees it received it so."""
+    everyone = set(range(size))
+    must_see = everyone if each.op.startswith("all_reduce") else everyone - set(each.blamed)
+    return set(each.blamed) if must_see <= set(each.wrong) else set(each.wrong)

@@ -13,7 +13,8 @@ from dtprobe.framework.part import torch_distributed as probe
 
 if TYPE_CHECKING:
     from dtprobe.framework.pipeline.errors import BufferBusy, MessageMismatch, StageError, StageLost, StageTimeout
-    from dtprobe.framework.pipeline.exchange import Exchange, Handle
+    from dtprobe.framework.pipeline.exchange import Exchange
+    from dtprobe.framework.pipeline.handle import Handle
     from dtprobe.framework.pipeline.messages import Transfer
     from dtprobe.framework.pipeline.stage import exchanged
 
@@ -33,7 +34,7 @@ __all__ = [
 _LATER = {
     "BufferBusy": "errors",
     "Exchange": "exchange",
-    "Handle": "exchange",
+    "Handle": "handle",
     "MessageMismatch": "errors",
     "StageError": "errors",
     "StageLost": "errors",

@@ -7,7 +7,7 @@ to reach the board counts for everyone.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -84,14 +84,21 @@ class Board:
 
     def acknowledge(self) -> None:
         """Having read the verdict, say so."""
-        self._store.add(f"{self._prefix}/read", 1)
+        self._store.set(f"{self._prefix}/read/{self._rank}", "")
 
-    def acknowledged(self) -> int:
-        """How many ranks have read the verdict."""
-        return self._store.add(f"{self._prefix}/read", 0)
+    def acknowledged(self, ranks: Iterable[int]) -> bool:
+        """Whether all of these ranks have read the verdict."""
+        return self._store.check([f"{self._prefix}/read/{rank}" for rank in ranks])
 
     def _contract(self, channel: Channel, occasion: str) -> str:
         return f"{self._prefix}/contract/{channel.kind}/{channel.source}/{channel.destination}/{channel.slot}/{occasion}"
+
+
+def mismatch(item: Item, sent: str, expected: str, placement: Mapping[int, int]) -> Verdict:
+    """The verdict on a message of which one end has another dtype or shape; it names the sender."""
+    channel = item.message.channel
+    text = f"{item.message} does not fit: stage {channel.source} sends {sent}, stage {channel.destination} expects {expected}"
+    return Verdict("mismatch", channel.source, placement[channel.source], text)
 
 
 def serves(store: Any) -> bool:

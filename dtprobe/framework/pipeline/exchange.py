@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -27,8 +26,9 @@ from dtprobe.framework.errors import GroupMismatch
 from dtprobe.framework.forwarding import stand_in
 from dtprobe.framework.groups import ScopedGroup
 from dtprobe.framework.pipeline.blame import Item, Report
-from dtprobe.framework.pipeline.board import Board, How, Verdict, serves
+from dtprobe.framework.pipeline.board import Board, How, Verdict, mismatch, serves
 from dtprobe.framework.pipeline.errors import BufferBusy, MessageMismatch, StageError, StageLost, StageTimeout
+from dtprobe.framework.pipeline.handle import Handle, Wait
 from dtprobe.framework.pipeline.messages import Channel, Direction, Message, Transfer, contract, empty
 from dtprobe.framework.pipeline.watched import WatchedGroup
 from dtprobe.framework.pipeline.watcher import Watcher
@@ -48,61 +48,12 @@ _opened: Counter[str] = Counter()
 """How often this process opened an exchange over a group: each has keys of its own in the store."""
 
 
-class Handle:
-    """A posted message. It holds tensor and work until the message has completed, whether or not the caller keeps it.
-
-    `tensor` is where a received message lies (None before `wait` where the shape is dynamic).
-    """
-
-    def __init__(self, exchange: Exchange, item: Item, rank: int, tensor: torch.Tensor | None, tag: int) -> None:
-        self.item = item
-        self.tensor = tensor
-        self.rank = rank
-        self.tag = tag
-        self.done = False
-        self.work: dist.Work | None = None
-        self.wire = tensor
-        self.occasion = "first"
-        self._exchange = exchange
-        self._version = _version(tensor) if item.direction == "send" else None
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for this message; see `Exchange.wait`. Takes a timedelta, as torch's own works do."""
-        self._exchange.wait([self], timeout.total_seconds() if timeout else None)
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether it has been waited for. gloo tells nobody earlier."""
-        return self.done
-
-    def finish(self) -> None:
-        """The message is through: let the work go; raises BufferBusy where what was sent was written meanwhile."""
-        written = self._version is not None and self.tensor is not None and self._version != _version(self.tensor)
-        self.done, self.work, self.wire = True, None, None
-        if self.item.direction == "send":
-            self.tensor = None
-        if written:
-            raise BufferBusy(
-                f"{self.item.message}: the tensor was written between post and wait, so what arrived may be either",
-                "write it after the handle's wait, or send a clone",
-            )
-
-
-@dataclass(frozen=True)
-class Wait:
-    """What the main thread is waiting for, since when, and until when at most (the exchange's clock, seconds)."""
-
-    handles: tuple[Handle, ...]
-    since: float
-    deadline: float
-
-
 class Exchange:
     """Messages between the stages of one pipeline, over a group made by `Groups.create`. One thread posts and waits.
 
     `stages` is how many there are (default: one a rank; stage i is on rank i modulo the group's size, as in torch's
     pipelining, until `place`). A wait fails after `timeout_s` seconds. With `dynamic`, each message may have its own shape
-    and receivers may pass no tensor; without it the dtype and shape of a channel's first message hold for all.
+    and receivers may pass no tensor (they get one on the CPU); without it the dtype and shape of a channel's first message hold for all.
 
     All ranks of the group open it together: GroupMismatch names those whose arguments differ, MissingRanks those that do not come.
     Use it as a context manager: leaving it with an exception tells the other stages, which then raise StageLost.
@@ -121,6 +72,8 @@ class Exchange:
             raise UsageError(
                 f"an exchange over a {type(group).__name__}", "make the group with dtprobe.framework.Groups.create"
             )
+        if group not in c10d._world.pg_map:
+            raise UsageError(f"group {group.label!r} is in use by another exchange, or has ended", "close that one first")
         self.timeout_s = timeout_s
         self._late_s = min(max(timeout_s / 4, _LATE_S[0]), _LATE_S[1])
         self.clock = clock
@@ -133,12 +86,14 @@ class Exchange:
         self.proposal: Verdict | None = None
         self._size = stages or group.size()
         self._dynamic = dynamic
+        self._closed = False
         self._placement = {stage: stage % group.size() for stage in range(self._size)}
         self._outstanding: list[Handle] = []
         self._unsettled: list[Handle] = []
         self._posted: Counter[Channel] = Counter()
         self._received: Counter[Channel] = Counter()
         self._contracts: dict[Channel, str] = {}
+        self._tagged: set[str] = set()
         self._occasions: Counter[tuple[Message, Direction]] = Counter()
         store: Any = c10d._get_default_store()
         prefix = f"dtprobe.exchange/{group.group_name}/{_opened[group.group_name]}"
@@ -228,7 +183,12 @@ class Exchange:
 
     def close(self) -> None:
         """Stop watching and let every handle go. Local; what is outstanding is cancelled. The group remains."""
+        if self._closed:
+            return
+        self._closed = True
         self._watcher.stop()
+        if not self._scoped.ended:
+            stand_in(self._scoped, self.group)
         for handle in self._outstanding:
             handle.work = handle.wire = handle.tensor = None
         self._outstanding.clear()
@@ -271,9 +231,9 @@ class Exchange:
             if promised is None:
                 continue
             if handle.wire is None:
-                handle.tensor = handle.wire = empty(promised, self._device())
+                handle.tensor = handle.wire = empty(promised, torch.device("cpu"))
             elif contract(handle.wire) != promised:
-                self.fail(board.decide(_mismatch(handle.item, promised, contract(handle.wire), self._placement)))
+                self.fail(board.decide(mismatch(handle.item, promised, contract(handle.wire), self._placement)))
                 return
             with self.changed:
                 self._unsettled.remove(handle)
@@ -302,10 +262,13 @@ class Exchange:
         handle.work = call([wire], handle.rank, handle.tag)
 
     def _issue_or_fail(self, handle: Handle) -> None:
+        why = ""
         try:
             self._issue(handle)
         except RuntimeError as error:  # gloo knows already that the connection is gone
-            self._give_up(handle, str(error), self.clock())
+            why = str(error)
+        if why:
+            self._give_up(handle, why, self.clock())
 
     def raise_failure(self, handle: Handle | None = None, waited_s: float | None = None) -> None:
         """Raise why the exchange failed, if it has."""
@@ -353,6 +316,7 @@ class Exchange:
         if tensor is not None and transfer.direction == "receive" and not tensor.is_contiguous():
             raise UsageError(f"{message} is to be received into a tensor that is not contiguous", "pass a contiguous one")
         if tensor is not None:
+            self._refuse_untagged(message, tensor.device)
             self._refuse_busy(message, transfer.direction, tensor)
         agreed = contract(tensor) if tensor is not None else "any"
         item = Item(transfer.direction, message, self._posted[message.channel], agreed)
@@ -371,6 +335,16 @@ class Exchange:
         if transfer.stage not in mine:
             raise UsageError(f"stage {transfer.stage} is not on this rank, which has {_stages(mine)}", "pass stage=")
         return transfer.stage
+
+    def _refuse_untagged(self, message: Message, device: torch.device) -> None:
+        if device.type not in self._tagged:
+            backend = self._scoped.inner._get_backend(device).name()
+            if not backend.endswith("gloo"):
+                raise UsageError(
+                    f"{message} is on {device}, which goes over {backend}: only gloo is known to keep messages apart by tag",
+                    'make the group with backend="gloo"',
+                )
+            self._tagged.add(device.type)
 
     def _refuse_busy(self, message: Message, direction: Direction, tensor: torch.Tensor) -> None:
         begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
@@ -397,7 +371,7 @@ class Exchange:
             return False
         if agreed != item.contract:
             sent, expected = (item.contract, agreed) if item.direction == "send" else (agreed, item.contract)
-            self._settle(_mismatch(item, sent, expected, self._placement))
+            self._settle(mismatch(item, sent, expected, self._placement))
             self.raise_failure()
         return True
 
@@ -411,10 +385,13 @@ class Exchange:
             if handle.work is None:
                 self._give_up(handle, "", begun)
         assert handle.work is not None
+        why = ""
         try:
             handle.work.wait(timedelta(seconds=max(deadline - self.clock(), 0) + self._late_s))
         except RuntimeError as error:
-            self._give_up(handle, str(error), begun)
+            why = str(error) or type(error).__name__
+        if why:  # outside the handler: what is raised must not hold the back end's error, nor its frames the work
+            self._give_up(handle, why, begun)
         self.completed += 1
         if handle.item.direction == "receive":
             self._received[handle.item.message.channel] += 1
@@ -443,9 +420,6 @@ class Exchange:
             self.changed.wait_for(lambda: self.failure is not None, self._late_s)
         self.fail(self._watcher.without_board(verdict))
 
-    def _device(self) -> torch.device:
-        return torch.device("cpu")
-
 
 def _judge(heard: Mapping[int, list[Said]]) -> Said:
     found = difference({rank: said[0] for rank, said in heard.items()}, ("stages", "dynamic", "timeout_s"))
@@ -456,18 +430,6 @@ def _judge(heard: Mapping[int, list[Said]]) -> Said:
         )
         return {"ranks": list(found.ranks), "wrong": f"{named(found.ranks)} open the exchange with other arguments: {shown}"}
     return {"host": next((rank for rank, said in heard.items() if said[0]["serves"]), None)}
-
-
-def _mismatch(item: Item, sent: str, expected: str, placement: Mapping[int, int]) -> Verdict:
-    source = item.message.channel.source
-    text = (
-        f"{item.message} does not fit: stage {source} sends {sent}, stage {item.message.channel.destination} expects {expected}"
-    )
-    return Verdict("mismatch", source, placement[source], text)
-
-
-def _version(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None or tensor.is_inference() else tensor._version
 
 
 def _stages(stages: Sequence[int]) -> str:

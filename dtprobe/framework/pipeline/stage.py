@@ -2,7 +2,7 @@
 
 A schedule asks its stages for operations (`get_fwd_recv_ops` and its three kin) and issues them through one function of
 `torch.distributed.pipelining.schedules`, `_batch_p2p`. Stages made by `exchanged` answer with operations that know their
-message; those, and only those, are issued by the exchange. Written against torch 2.9 to 2.13.
+message; those, and only those, are issued by the exchange. Run with torch 2.13; a version whose stages work otherwise is refused.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _named(stage: Any, give: Callable[[int], list[dist.P2POp]], exchange: Exchan
             raise FrameworkError(
                 f"stage {stage.stage_index} made {len(plain)} operations and looked {len(noting.asked)} peers up: "
                 "this version of torch.distributed.pipelining is not known",
-                "use torch 2.9 to 2.13",
+                "use torch 2.13, with which it was tried",
             )
         exchange.place(placement)
         return [

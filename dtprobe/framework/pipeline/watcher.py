@@ -21,7 +21,7 @@ _HURRY_S = 0.001
 shapes); the pause grows with the wait."""
 _SILENT_LOOKS = 4
 _LINGER_S = 1.5
-_JOIN_S = 2.0
+_JOIN_S = 0.5
 
 
 class Watcher:
@@ -52,7 +52,7 @@ class Watcher:
         with self._exchange.changed:
             self._ended = True
             self._exchange.changed.notify_all()
-        self._thread.join(_JOIN_S)
+        self._thread.join(_JOIN_S + (_LINGER_S if self._host == self._exchange.rank else 0))
 
     def hurry(self) -> None:
         """Look at once, and often until nothing is unsettled; call it with `changed` held."""
@@ -87,11 +87,15 @@ class Watcher:
 
     def _linger(self) -> None:
         """Errors end programs, and one of them takes the store along: it stays a moment for the others to read the verdict."""
+        exchange = self._exchange
+        assert exchange.failure is not None
         self._board.acknowledge()
-        deadline = self._exchange.clock() + _LINGER_S
-        while self._host == self._exchange.rank and self._exchange.clock() < deadline:
-            if self._board.acknowledged() > len(self._ranks):
-                return
+        if self._host != exchange.rank:
+            return
+        # the stage at the root may be stopped or dead
+        readers = [rank for rank in self._ranks if rank != exchange.failure.rank]
+        deadline = exchange.clock() + _LINGER_S
+        while readers and not self._board.acknowledged(readers) and exchange.clock() < deadline:
             time.sleep(_TICK_S / 10)
 
     def _do_without(self) -> None:

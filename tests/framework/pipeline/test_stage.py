@@ -139,7 +139,7 @@ def test_a_stage_that_skips_a_send_is_named_by_every_stage(job):
         + SKIP
         + """
 def attempt():
-    with Groups(timeout_s=20) as groups, Exchange(groups.create("pipeline"), timeout_s=2) as exchange:
+    with Groups(timeout_s=20) as groups, Exchange(groups.create("pipeline"), timeout_s=1.5) as exchange:
         pipelined("Schedule1F1B", 4, 2, exchange.group, lambda stage: skips(exchanged(stage, exchange)))
 say(**failed(attempt))
 """,
@@ -171,7 +171,7 @@ def test_a_stage_stopped_before_its_set_up_messages_is_named_too(job):
 pids = [None] * SIZE
 dist.all_gather_object(pids, os.getpid())
 def attempt():
-    with Groups(timeout_s=20) as groups, Exchange(groups.create("pipeline"), timeout_s=1.5) as exchange:
+    with Groups(timeout_s=20) as groups, Exchange(groups.create("pipeline"), timeout_s=1) as exchange:
         if RANK == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         pipelined("ScheduleGPipe", 3, 1, exchange.group, lambda stage: exchanged(stage, exchange))

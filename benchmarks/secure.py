@@ -5,7 +5,7 @@
 Each round measures every kind once, in turn. Cipher: bytes of plaintext per second of processor time (so that neighbours count
 less) of `seal` into buffers that are used again, of `open`, and of the library's plain `encrypt`, which makes a new buffer each
 time; median over rounds with the range; the ratio is that of seal to plain encrypt in the same round. Operations: median over rounds of the mean time of a call on rank 0, wall clock,
-on this host over loopback; the ratio is to `gloo` in the same round.
+on this host over loopback, and the ratio to `gloo` in the same round; `cpu ratio` is that of rank 0's processor time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -65,7 +66,7 @@ def cipher(rounds: int) -> dict[str, list[dict[str, float]]]:
     for name, size in SIZES.items():
         plain, opened = memoryview(bytearray(size)), memoryview(bytearray(size))
         calls = max(2, (64 << 20) // size // 4)
-        buffers = [memoryview(bytearray(sealed_size(size))) for _ in range(min(calls, 8))]
+        buffers = [memoryview(bytearray(sealed_size(size))) for _ in range(max(1, (64 << 10) // size))]
         found[name] = []
         for number in range(rounds + 1):
             took = dict.fromkeys(("seal", "open", "encrypt"), 0.0)
@@ -97,8 +98,8 @@ def cipher_table(found: dict[str, list[dict[str, float]]]) -> Table:
     return table
 
 
-def measured(options: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
-    """Start the ranks of this program; what rank 0 measured, a dict a round: work -> kind -> seconds a call."""
+def measured(options: argparse.Namespace) -> list[dict[str, dict[str, list[float]]]]:
+    """Start the ranks of this program; what rank 0 measured, a dict a round: work -> kind -> wall and processor seconds a call."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -122,12 +123,15 @@ def measured(options: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
     return json.loads(outputs[0])
 
 
-def operations_table(rounds: list[dict[str, dict[str, float]]], options: argparse.Namespace) -> Table:
-    table = Table("work", "gloo", "secured", "ratio", title=f"{options.ranks} ranks, {options.rounds} rounds")
+def operations_table(rounds: list[dict[str, dict[str, list[float]]]], options: argparse.Namespace) -> Table:
+    table = Table("work", "gloo", "secured", "ratio", "cpu ratio", title=f"{options.ranks} ranks, {options.rounds} rounds")
     for work in WORKS:
-        times = {kind: [each[work][kind] * 1e3 for each in rounds] for kind in ("gloo", "secured")}
-        ratio = statistics.median(each[work]["secured"] / each[work]["gloo"] for each in rounds)
-        table.add_row(work, _spread(times["gloo"], " ms"), _spread(times["secured"], " ms"), f"{ratio:.2f}")
+        times = {kind: [each[work][kind][0] * 1e3 for each in rounds] for kind in ("gloo", "secured")}
+        ratios = [
+            statistics.median(each[work]["secured"][clock] / each[work]["gloo"][clock] for each in rounds) for clock in (0, 1)
+        ]
+        cells = [_spread(times[kind], " ms") for kind in times]
+        table.add_row(work, *cells, *(f"{ratio:.2f}" for ratio in ratios))
     return table
 
 
@@ -138,10 +142,9 @@ def rank(rounds: int) -> None:
     from dtprobe.framework.transport.secure import MasterSecret, secured
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    plain = dist.new_group()
+    bare = {work: _work(work, dist.group.WORLD) for work in WORKS}
     with secured(MasterSecret(SECRET)):
-        groups = {"gloo": plain, "secured": dist.group.WORLD}
-        works = {work: {kind: _work(work, group) for kind, group in groups.items()} for work in WORKS}
+        works = {work: {"gloo": bare[work], "secured": _work(work, dist.group.WORLD)} for work in WORKS}
         found = []
         for number in range(rounds + 1):
             times = {
@@ -155,9 +158,9 @@ def rank(rounds: int) -> None:
     dist.destroy_process_group()
 
 
-def _work(name: str, group: object) -> Callable[[], object]:
+def _work(name: str, group: Any) -> Callable[[], object]:
     import torch
-    import torch.distributed as dist
+    from torch.distributed import AllreduceOptions
 
     if name == "step":
         torch.manual_seed(0)
@@ -168,19 +171,26 @@ def _work(name: str, group: object) -> Callable[[], object]:
     kind, amount, unit = name.split()
     tensor = torch.zeros(max(1, int(amount) * {"B": 1, "MiB": 1 << 20}[unit] // 4))
     if kind == "all_reduce":
-        return lambda: dist.all_reduce(tensor, group=group)
-    first = dist.get_rank() == 0
-    if dist.get_rank() > 1:
+        options = AllreduceOptions()
+        options.asyncOp = False  # as torch.distributed.all_reduce does
+        return lambda: group.allreduce([tensor], options).wait()
+    if group.rank() > 1:
         return lambda: None
-    return lambda: dist.send(tensor, 1, group=group) if first else dist.recv(tensor, 0, group=group)
+
+    def message() -> None:
+        work = group.recv([tensor], 0, 0) if group.rank() else group.send([tensor], 1, 0)
+        work.wait()
+
+    return message
 
 
-def _timed(call: Callable[[], object], calls: int, dist: object) -> float:
+def _timed(call: Callable[[], object], calls: int, dist: Any) -> list[float]:
+    """Wall clock and processor time of this rank, seconds a call."""
     dist.barrier()
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), time.process_time()
     for _ in range(calls):
         call()
-    return (time.perf_counter() - begun) / calls
+    return [(time.perf_counter() - begun) / calls, (time.process_time() - used) / calls]
 
 
 def _spread(values: list[float], unit: str) -> str:

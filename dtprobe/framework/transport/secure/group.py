@@ -28,8 +28,8 @@ Tensors = Sequence[torch.Tensor]
 class SecureGroup(ForwardingGroup):
     """Stands in front of the gloo group `inner`; `members` are its global ranks in group order.
 
-    Collectives of one group run in the order in which they were called, on a thread of the group's own; those of several
-    groups, and messages, do not wait for each other. A failed one raises from `wait`, and so do those after it.
+    Collectives of one group run in the order in which they were called, asynchronous ones on a thread of the group's own; those
+    of several groups, and messages, do not wait for each other. A failed one raises from `wait`, and so do those after it.
     """
 
     def __init__(
@@ -256,7 +256,8 @@ class SecureGroup(ForwardingGroup):
         if options:
             raise NotCovered(f"{name} with {', '.join(options)}", "use the calls of torch.distributed")
         run = Collectives(self._wire, name, max(timeout, timedelta(0)))
-        return self._progress.run(CollectiveWork(f"{name} on group {self.group_desc!r}", outputs), lambda: job(run))
+        work = CollectiveWork(f"{name} on group {self.group_desc!r}", outputs)
+        return self._progress.run(work, lambda: job(run), waits=not getattr(opts, "asyncOp", True))
 
 
 def _refused(name: str) -> Callable[..., Any]:

@@ -107,7 +107,8 @@ class MessageWork(dist.Work):
 
 
 class Progress:
-    """Runs the collectives of one group, one after the other, on a thread that starts with the first of them.
+    """Runs the collectives of one group, one after the other: on the caller's thread where it waits anyway and nothing is ahead
+    of it, else on a thread that starts with the first such one.
 
     After one has failed the group's ranks are no longer at the same point: the following fail at once, with the reason.
     """
@@ -119,20 +120,28 @@ class Progress:
         self._ended = False
         self._broken: BaseException | None = None
         self._turn = threading.Lock()
+        self._running = threading.Lock()
+        self._pending = 0
 
-    def run(self, work: CollectiveWork, job: Callable[[], None]) -> CollectiveWork:
+    def run(self, work: CollectiveWork, job: Callable[[], None], *, waits: bool) -> CollectiveWork:
+        """Let `job` run in its turn; `waits` says that the caller will do nothing before it has."""
         with self._turn:
             if self._ended:
                 raise GroupEnded(f"group {self._name!r} has ended", "create it again")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=f"secure {self._name}"[:15], daemon=True)
-                self._thread.start()
-            self._waiting.put((work, job))
+            here = waits and not self._pending
+            self._pending += 1
+            if here:
+                self._running.acquire()
+            else:
+                self._start()
+                self._waiting.put((work, job))
+        if here:
+            self._finish(work, job)
         return work
 
     @property
     def busy(self) -> bool:
-        return not self._waiting.empty()
+        return self._pending > 0
 
     def end(self) -> None:
         """Let the thread end after what it is doing; what still waits fails with GroupEnded. Safe to call twice."""
@@ -142,21 +151,33 @@ class Progress:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
 
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=f"secure {self._name}"[:15], daemon=True)
+            self._thread.start()
+
     def _serve(self) -> None:
         while (item := self._waiting.get()) is not None:
-            work, job = item
-            try:
-                if self._ended:
-                    raise GroupEnded(f"group {self._name!r} ended before the collective began", "wait() first")
-                if self._broken is not None:
-                    raise FrameworkError(f"group {self._name!r} is broken since {self._broken}", "end it and make another")
-                job()
-            except BaseException as error:  # noqa: BLE001  (it belongs to whoever waits for the work)
-                self._broken = self._broken or error
-                work.end(_alone(error))
-            else:
-                work.end()
-            del work, job, item
+            self._running.acquire()
+            self._finish(*item)
+            del item
+
+    def _finish(self, work: CollectiveWork, job: Callable[[], None]) -> None:
+        """Run `job`, with `_running` held, and let it go."""
+        failed: BaseException | None = None
+        try:
+            if self._ended:
+                raise GroupEnded(f"group {self._name!r} ended before the collective began", "wait() first")
+            if self._broken is not None:
+                raise FrameworkError(f"group {self._name!r} is broken since {self._broken}", "end it and make another")
+            job()
+        except BaseException as error:  # noqa: BLE001  (it belongs to whoever waits for the work)
+            failed = _alone(error)
+            self._broken = self._broken or failed
+        self._running.release()
+        with self._turn:
+            self._pending -= 1
+        work.end(failed)
 
 
 def _alone(error: BaseException) -> BaseException:

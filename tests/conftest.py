@@ -16,6 +16,9 @@ from dtprobe import doctor
 
 _GRACE_S = 0.5
 
+# Each connection to a TCPStore asks a DNS server for the name of its peer, and waits 5 s for an answer that is lost (torch 2.13).
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 # How long an example takes is the machine's affair, not the property's.
 settings.register_profile("dtprobe", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dtprobe")

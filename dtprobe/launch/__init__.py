@@ -130,7 +130,13 @@ def environment(box: Confinement, spec: JobSpec) -> dict[str, str]:
         for name, value in spec.env.items()
         if name not in FROM_A_LAUNCHER and not name.startswith(LAUNCHER_PREFIXES)
     }
-    defaults = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    defaults = {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        # each connection to a TCPStore asks a DNS server for ::ffff:127.0.0.1, and waits 5 s for a lost answer (torch 2.13)
+        "RES_OPTIONS": "timeout:1 attempts:1",
+    }
     return {**defaults, **kept, "TMPDIR": str(box.scratch)}
 
 

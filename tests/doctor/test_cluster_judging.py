@@ -130,6 +130,12 @@ def test_one_slow_link_is_named_by_both_ends_with_direction_and_measure() -> Non
     assert "3 to 1: 95.4 MiB/s, 10.0 times below the median of 10 links between hosts" in only.found
 
 
+def test_very_many_slow_links_are_summed_up() -> None:
+    judged = matrix.judged(links(30, lambda a, b: 1e8 if b == a + 1 and a % 2 == 0 else 1e9))
+    told = measured.of_links(judged, [facts(rank) for rank in range(30)])
+    assert len(told) == 9 and told[-1].severity == "note" and "7 more slow links" in told[-1].found
+
+
 def test_a_link_slow_one_way_is_found_even_when_it_is_the_only_one() -> None:
     (only,) = matrix.judged(links(2, lambda a, b: 1e8 if a else 1e9))
     assert len(only.slow) == 1 and only.slow[0].startswith("1 to 0:")

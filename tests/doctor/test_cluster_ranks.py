@@ -122,7 +122,7 @@ def test_another_world_size_and_a_rank_claimed_twice_are_told_at_once(job: Any) 
     ranks = job(
         CLUSTER + "cluster('--deadline-s', '20')", world_size=2, environ=lambda rank: {"WORLD_SIZE": "3"} if rank else {}
     )
-    assert ranks[0].code == 1
+    assert [each.code for each in ranks] == [1, 0] and ranks[1].output == ""
     found = only(report(ranks[0]), "placement")
     assert "rank 0" in found["found"] and "says 2" in found["found"] and "says 3" in found["found"]
     ranks = job(
@@ -173,19 +173,25 @@ def when_in(function, number):
             frame = frame.f_back
         time.sleep(0.001)
 if RANK == VICTIM:
-    threading.Thread(target=when_in, args=(FUNCTION, SIGNAL), daemon=True).start()
-    if SIGNAL == signal.SIGSTOP:  # ended by a process that outlives the others: nobody else can
+    if SIGNAL == signal.SIGSTOP:  # ended by a process apart once the others have spoken: nobody else can. Forked before any thread
         victim = os.getpid()
         if os.fork() == 0:
-            time.sleep(AFTER_S)
+            late = time.monotonic() + DEADLINE_S + 5
+            def spoken(rank):
+                with open(f"rank{rank}.log") as log:
+                    return "dtprobe" in log.read()
+            while time.monotonic() < late and not (spoken(0) if VICTIM else spoken(1) and spoken(2)):
+                time.sleep(0.05)
+            time.sleep(0.3)
             os.kill(victim, signal.SIGKILL)
             os._exit(0)
+    threading.Thread(target=when_in, args=(FUNCTION, SIGNAL), daemon=True).start()
 cluster("--deadline-s", str(DEADLINE_S))
 """
 
 
-def struck(job: Any, victim: int, number: int, function: str, deadline_s: float = 6) -> list[Any]:
-    names = {"VICTIM": victim, "SIGNAL": int(number), "FUNCTION": function, "DEADLINE_S": deadline_s, "AFTER_S": deadline_s + 1}
+def struck(job: Any, victim: int, number: int, function: str, deadline_s: float = 15) -> list[Any]:
+    names = {"VICTIM": victim, "SIGNAL": int(number), "FUNCTION": function, "DEADLINE_S": deadline_s}
     source = CLUSTER + "".join(f"{name} = {value!r}\n" for name, value in names.items()) + STRUCK
     return job(source, world_size=3)
 
@@ -197,7 +203,7 @@ def test_a_rank_that_dies_midway_is_named(job: Any, function: str) -> None:
     assert [ranks[0].code, ranks[2].code, ranks[2].output] == [1, 0, ""], [each.output for each in ranks]
     data = report(ranks[0])
     assert only(data, "ranks")["ranks"] == [1]
-    assert data["took_s"] < 6 and len(data["ranks"]) == 3
+    assert data["took_s"] < 15 and len(data["ranks"]) == 3
 
 
 def test_a_rank_that_is_stopped_midway_is_named_before_the_deadline(job: Any) -> None:
@@ -205,7 +211,7 @@ def test_a_rank_that_is_stopped_midway_is_named_before_the_deadline(job: Any) ->
     assert [ranks[0].code, ranks[1].code, ranks[1].output] == [1, 0, ""], [each.output for each in ranks]
     data = report(ranks[0])
     assert only(data, "ranks")["ranks"] == [2]
-    assert data["took_s"] < 6
+    assert data["took_s"] < 15
 
 
 @pytest.mark.nightly

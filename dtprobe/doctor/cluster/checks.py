@@ -367,7 +367,8 @@ def _gpus(facts: Sequence[Facts]) -> list[Problem]:
                     "NCCL refuses it: deal GPUs out by local rank, or through CUDA_VISIBLE_DEVICES",
                 )
             )
-    those, told, usual = _minority(facts, lambda each: each.gpu.name if each.gpu else "none")
+    usable = [each for each in facts if not each.gpu_problem]
+    those, told, usual = _minority(usable, lambda each: each.gpu.name if each.gpu else "none")
     if those:
         found.append(
             problem("gpu", "warning", those, f"GPU {told}", usual, "use hosts of one kind: the slowest GPU sets the pace")

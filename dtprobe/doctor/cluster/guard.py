@@ -40,10 +40,24 @@ class Examined(Protocol):
 
 
 @contextlib.contextmanager
-def guarded(examination: Examined, show: Callable[[ClusterReport], None]) -> Iterator[None]:
-    """In the block SIGTERM, SIGINT and the deadline are served by a thread, whatever the main thread waits in."""
-    over = threading.Event()
+def signals_held() -> Iterator[None]:
+    """In the block SIGTERM and SIGINT reach no thread that was begun in it, but for `guarded`'s; those left over are dropped."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        while signal.sigtimedwait(_SIGNALS, 0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def guarded(examination: Examined, show: Callable[[ClusterReport], None]) -> Iterator[None]:
+    """In the block SIGTERM, SIGINT and the deadline are served by a thread, whatever the main thread waits in.
+
+    Enter it within `signals_held`, which goes on until the report is out: the launcher's SIGTERM must not cut it short.
+    """
+    over = threading.Event()
 
     def watch() -> None:
         while not over.is_set():
@@ -69,7 +83,6 @@ def guarded(examination: Examined, show: Callable[[ClusterReport], None]) -> Ite
     finally:
         over.set()
         watcher.join()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _roll_call(examination: Examined, wait_s: float) -> tuple[int, ...] | None:

@@ -93,6 +93,8 @@ def lead(
     wall_ns: Callable[[], int] = time.time_ns,
 ) -> Link:
     """The lower rank's side: measure the link to `peer` in about `slot_s` seconds, on a slow link in a few messages more."""
+    wire.say(peer, _PING, 0)  # NCCL connects on the first message: 0.4 s, which is no part of the link
+    wire.hear(peer)
     deadline = clock() + slot_s
     trips: list[float] = []
     stamps: list[clocks.Stamps] = []

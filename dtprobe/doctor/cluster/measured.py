@@ -15,12 +15,19 @@ _CLOCK_S = 0.1
 _BUSY, _BEYOND_LOAD = 1.5, 10.0
 """With more than so many runnable tasks a core, a link less than so many times slower than its like says nothing about the link."""
 
+_MOST_SINGLE = 8
+
 
 def of_links(links: Sequence[Link], facts: Sequence[Facts]) -> list[Problem]:
     """Slow links: one problem for a rank that several of them touch, one for each other link."""
     known = {each.rank: each for each in facts}
     found = []
-    for rank, slow in matrix.shared(links):
+    groups = matrix.shared(links)
+    single = [slow for rank, slow in groups if rank is None]
+    if len(single) > _MOST_SINGLE:
+        rest = [link for slow in single[_MOST_SINGLE:] for link in slow]
+        groups = [each for each in groups if each[0] is not None or each[1] in single[:_MOST_SINGLE]]
+    for rank, slow in groups:
         reasons = "; ".join(f"{link.transport} {reason}" for link in slow for reason in link.slow)
         compare = "compare with ethtool (speed, errors) and the switch port, and iperf3 between the two hosts"
         busy = max(known[end].load for link in slow for end in (link.a, link.b))
@@ -35,6 +42,11 @@ def of_links(links: Sequence[Link], facts: Sequence[Facts]) -> list[Problem]:
             told = f"{len(slow)} slow links have rank {rank} in common: {reasons}"
             remedy = f"look at the network card, cable and load of {known[rank].host}; {compare}"
             found.append(problem("links", severity, [known[rank]], told, "links like the others", remedy))
+    if len(single) > _MOST_SINGLE:
+        those = [known[rank] for rank in sorted({end for link in rest for end in (link.a, link.b)})]
+        told = f"{len(rest)} more slow links, with no rank in common"
+        remedy = "so many differ by design or by load: compare within a rack, and on quiet hosts; --json lists them"
+        found.append(problem("links", "note", those, told, "links like the others", remedy))
     return found
 
 

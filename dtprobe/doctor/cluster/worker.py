@@ -22,13 +22,14 @@ import dtprobe
 from dtprobe.doctor.cluster import checks, collectives, links, matrix, measured, ssh
 from dtprobe.doctor.cluster.clocks import Offset, from_first
 from dtprobe.doctor.cluster.facts import Facts, gather
-from dtprobe.doctor.cluster.guard import guarded
+from dtprobe.doctor.cluster.guard import guarded, signals_held
 from dtprobe.doctor.cluster.matrix import Link
 from dtprobe.doctor.cluster.verdict import ClusterReport, Collective, Problem
 from dtprobe.errors import DtprobeError
 from dtprobe.framework.agreement import Agreement, Said
-from dtprobe.framework.bootstrap import Job, Placement, resolve, start
+from dtprobe.framework.bootstrap import Job, Placement, PlacementError, resolve, start
 from dtprobe.framework.bootstrap.identity import IdentityError
+from dtprobe.framework.bootstrap.job import StartFailed
 from dtprobe.framework.errors import FrameworkError, MissingRanks, RankError, StoreLost
 from dtprobe.framework.groups import ScopedGroup
 from dtprobe.framework.stores import meet
@@ -71,20 +72,26 @@ def run(
     """
     placement = resolve(environ)
     examination = Examination(placement, environ, deadline_s, time_by or Clocks())
-    with guarded(examination, show):
-        try:
-            examination.through()
-        except RankError as error:
-            if placement.rank != 0 and (0 in error.ranks or isinstance(error, StoreLost)):
-                raise RankFailed(f"rank {placement.rank}: {error.message}", error.remedy) from None
-            examination.broken(error)
-        except FrameworkError as error:
-            examination.broken(error)
+    with signals_held():
+        with guarded(examination, show):
+            try:
+                examination.through()
+            except FrameworkError as error:
+                if placement.rank != 0 and not _heard_by_rank_0(error):
+                    raise RankFailed(f"rank {placement.rank}: {error.message}", error.remedy) from None
+                examination.broken(error)
         if placement.rank != 0:
             return 0
         report = examination.report()
         show(report)
     return 0 if report.healthy else 1
+
+
+def _heard_by_rank_0(error: FrameworkError) -> bool:
+    """Whether rank 0 lives and learnt the same, so that its report says it for all."""
+    if isinstance(error, MissingRanks):
+        return 0 not in error.ranks
+    return isinstance(error, (IdentityError, StartFailed, PlacementError))
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,7 @@ class Examination:
         self._stages: dict[str, float] = {}
         self._limit_s = deadline_s * _LIMIT_SHARE
         self._agreement: Agreement | None = None
+        self._broken = False
         self.job: Job | None = None
 
     @property
@@ -146,24 +154,35 @@ class Examination:
             )
             try:
                 self._with_job(job)
+            except FrameworkError as error:
+                self.broken(error)  # before groups are ended, which may take until the deadline where a peer is silent
+                raise
             finally:
                 self._agreement.close()
 
     def _with_job(self, job: Job) -> None:
         with self._timed("comparing facts"):
-            self._facts = [Facts.from_json(each) for each in self._shared("facts", self._mine.as_json() if self._mine else {})]
+            gpu = self._mine.gpu if self._mine else None
+            able = f"{self._mine.host} {gpu.uuid}" if self._mine and gpu and self._mine.versions.get("nccl") else ""
+            told, facts = self._shared("facts", {"gpu": able}, self._mine.as_json() if self._mine else {})
+            self._facts = [Facts.from_json(each) for each in facts] or self._facts
+        gpus = {each["gpu"] for each in told} - {""}
         with ThreadPoolExecutor(1) as aside:  # the others need not wait for ssh
             reached = aside.submit(self._ssh) if self.placement.rank == 0 else None
             went = self._over(job, job.world, "gloo", "cpu")
-            if went and self._every_rank_has_a_gpu():
-                self._over_nccl(job)
+            if went and gpu is not None and len(gpus) == self.placement.world_size:
+                with torch.cuda.device(gpu.index):
+                    self._over_nccl(job)
             self._problems += reached.result() if reached is not None else []
         self.stage = "ending the job"
 
     def broken(self, error: FrameworkError) -> None:
-        """Note that the job broke off, as a problem of the ranks that the error names."""
+        """Note that the job broke off, as a problem of the ranks that the error names. What broke it first counts."""
+        if self._broken:
+            return
+        self._broken = True
         blamed = tuple(getattr(error, "ranks", ()))
-        what = "placement" if isinstance(error, IdentityError) else "ranks"
+        what = "placement" if isinstance(error, (IdentityError, PlacementError)) else "ranks"
         hosts = tuple(dict.fromkeys(each.host for each in self._facts if each.rank in blamed))
         self._problems.append(
             Problem(
@@ -227,16 +246,10 @@ class Examination:
         return went
 
     def _over_nccl(self, job: Job) -> None:
-        assert self._mine is not None and self._mine.gpu is not None
-        with torch.cuda.device(self._mine.gpu.index):
-            # its own watchdog would abort the process at the timeout, before anything could be said: let it never come
-            group = job.groups.create("nccl", backend="nccl", timeout_s=2 * self.deadline_s)
-            if group is not None:
-                self._over(job, group, "nccl", "cuda")
-
-    def _every_rank_has_a_gpu(self) -> bool:
-        owners = {(each.host, each.gpu.uuid) for each in self._facts if each.gpu is not None}
-        return len(owners) == self.placement.world_size and all(each.versions.get("nccl") for each in self._facts)
+        # its own watchdog would abort the process at the timeout, before anything could be said: let it never come
+        group = job.groups.create("nccl", backend="nccl", timeout_s=2 * self.deadline_s)
+        if group is not None:
+            self._over(job, group, "nccl", "cuda")
 
     def _collectives(self, group: ScopedGroup, transport: str, device: str, wire: links.Wire) -> bool:
         """Try every collective; False where one failed outright on any rank."""
@@ -256,9 +269,9 @@ class Examination:
                         settle=wire.settle,
                     )
                 )
-        heard = self._shared(f"{transport} collectives", {"failure": failure, "blamed": [each.blamed for each in tried]})
+        told, heard = self._shared(f"{transport} collectives", {"failure": failure}, [each.blamed for each in tried])
         for number, (op, dtype, elements) in enumerate(collectives.cases(size)):
-            seen = {one: said["blamed"][number] for one, said in enumerate(heard) if number < len(said["blamed"])}
+            seen = {one: said[number] for one, said in enumerate(heard) if number < len(said)}
             if seen:
                 self._tried.append(
                     Collective(
@@ -270,7 +283,7 @@ class Examination:
                         blamed=tuple(sorted({each for blamed in seen.values() for each in blamed})),
                     )
                 )
-        return not self._failed("collectives", transport, heard)
+        return not self._failed("collectives", transport, told)
 
     def _measure(self, job: Job, group: ScopedGroup, transport: str, wire: links.Wire) -> bool:
         """Measure every link once, then those that look slow again, alone; False where one failed outright."""
@@ -286,8 +299,8 @@ class Examination:
         found, went = self._pairs("links", pairs, [pair for each in plan for pair in each], slot_s)
         self._links = [*others, *found]
         for attempt in range(_AGAIN):
-            suspects = [(each.a, each.b) for each in matrix.judged(found) if each.slow][:_SUSPECTS]
-            if not went or not suspects or not self._agreed_time_for(len(suspects)):
+            suspects = self._suspects(found) if went else []
+            if not suspects:
                 break
             # one pair at a time, alone: what stays slow now is not the others' doing
             for pair in suspects:
@@ -298,10 +311,13 @@ class Examination:
                     break
         return went
 
-    def _agreed_time_for(self, count: int) -> bool:
-        """Whether every rank has the time to measure so many links again; asked of all, since their deadlines differ a little."""
-        enough = self.left_s > count * 2 * _SLOT_S + 3 * self._limit_s
-        return all(each["enough"] for each in self._shared("time left", {"enough": enough, "failure": []}))
+    def _suspects(self, found: list[Link]) -> list[tuple[int, int]]:
+        """The links to measure again, by what rank 0 has of all; none where some rank's deadline is too near."""
+        slow = [(each.a, each.b) for each in matrix.judged(found) if each.slow][:_SUSPECTS]
+        left_s = self.left_s - 3 * self._limit_s
+        told, _ = self._shared("choosing links to measure again", {"slow": slow, "left_s": left_s})
+        chosen = [(a, b) for a, b in told[0]["slow"]]
+        return chosen if min(each["left_s"] for each in told) > len(chosen) * 2 * _SLOT_S else []
 
     def _as_many_as_fit(self, plan: list[Any], slot_s: float) -> tuple[list[Any], str]:
         most = max(1, int(self.left_s * _LINKS_SHARE / slot_s))
@@ -311,7 +327,7 @@ class Examination:
         return plan[:most], f"{kept} of {total} links fit before the deadline of {self.deadline_s:g} s; --deadline-s gives more"
 
     def _pairs(self, what: str, over: _Pairs, pairs: list[tuple[int, int]], slot_s: float) -> tuple[list[Link], bool]:
-        """Measure this rank's links among `pairs`, in their order; the links of all ranks, and whether all went."""
+        """Measure this rank's links among `pairs`, in their order; on rank 0 those of all ranks, and whether all went."""
         rank = self.placement.rank
         mine: list[Link] = []
         with self._group_work(over.group) as failure:
@@ -330,26 +346,28 @@ class Examination:
                             wall_ns=self._time.wall_ns,
                         )
                     )
-        heard = self._shared(f"{over.transport} {what}", {"failure": failure, "links": [each.as_json() for each in mine]})
-        found = [Link(**{**each, "slow": ()}) for said in heard for each in said["links"]]
-        return sorted(found, key=lambda each: (each.a, each.b)), not self._failed("links", over.transport, heard)
+        told, heard = self._shared(f"{over.transport} {what}", {"failure": failure}, [each.as_json() for each in mine])
+        found = [Link(**{**each, "slow": ()}) for said in heard for each in said]
+        return sorted(found, key=lambda each: (each.a, each.b)), not self._failed("links", over.transport, told)
 
     # how stages are made
 
-    def _shared(self, what: str, said: Said) -> list[Any]:
-        """What every rank says, in the order of ranks, on every rank. Raises MissingRanks naming those that did not come."""
+    def _shared(self, what: str, said: Said, whole: Any = None) -> tuple[list[Said], list[Any]]:
+        """What every rank says, in the order of ranks, and on rank 0 the `whole` of each, which may be long.
+
+        Raises MissingRanks naming ranks that did not come.
+        """
         assert self.job is not None and self._agreement is not None
-        world = self.placement.world_size
-        store = self.job.store
-        number = self._agreement.done
+        store, number = self.job.store, self._agreement.done
+        # a rank that is blocked by a silent one comes when its own limit is over: wait longer than that for it
+        wait_s = self._limit_s * (1.2 if said.get("failure") else 2.2) + 1.0
         try:
-            store.set(f"dtprobe.cluster.said/{number}/{self.placement.rank}", json.dumps(said))
-            # a rank that is blocked by a silent one comes when its own limit is over: wait longer than that for it
-            wait_s = self._limit_s * (1.2 if said.get("failure") else 2.2) + 1.0
-            self._agreement.reach({}, lambda heard: {}, max(min(wait_s, self.left_s - 1.0), 0.2), what=what)
-            return [
-                json.loads(each) for each in store.multi_get([f"dtprobe.cluster.said/{number}/{one}" for one in range(world)])
-            ]
+            store.set(f"dtprobe.cluster.said/{number}/{self.placement.rank}", json.dumps(whole))
+            verdict = self._agreement.reach(said, _in_order, max(min(wait_s, self.left_s - 1.0), 0.2), what=what)
+            if self.placement.rank != 0 or whole is None:
+                return verdict["said"], []
+            keys = [f"dtprobe.cluster.said/{number}/{one}" for one in range(self.placement.world_size)]
+            return verdict["said"], [json.loads(each) for each in store.multi_get(keys)]
         except dist.DistError as error:
             raise StoreLost(
                 f"{what}: the store stopped answering ({str(error).partition(chr(10))[0][:200]})", "look at rank 0 first"
@@ -375,7 +393,7 @@ class Examination:
                     check=check,
                     severity="error",
                     ranks=tuple(sorted(said)),
-                    hosts=tuple(dict.fromkeys(self._facts[rank].host for rank in said)),
+                    hosts=tuple(dict.fromkeys(each.host for each in self._facts if each.rank in said)),
                     found=f"{transport} failed though every process lives; rank {first}: {said[first]}",
                     wanted="messages between all ranks",
                     remedy="open all ports between the hosts on this interface (firewall, security group), "
@@ -423,3 +441,7 @@ def _listening() -> set[str]:
     except psutil.Error:
         return set()
     return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN} - {"0.0.0.0", "::"}
+
+
+def _in_order(heard: Mapping[int, list[Said]]) -> Said:
+    return {"said": [said for _, (said, *_) in sorted(heard.items())]}

@@ -14,14 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dtprobe.framework.errors import FrameworkError
 from dtprobe.framework.transport.mpi.errors import CollectiveTimeout, MpiFailed, MpiUnavailable, ThreadLevelTooLow
-from dtprobe.framework.transport.mpi.work import MpiWork
+from dtprobe.framework.transport.mpi.operation import Call, Channel, Operation
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,59 +30,7 @@ if TYPE_CHECKING:
 _YIELDS = 20
 _QUICK_S, _CALM_S, _IDLE_S = 50e-6, 1e-3, 20e-3
 _QUICK_FOR_S = 0.05
-_ASK_S = 2.0
-
-
-@dataclass(eq=False)
-class Channel:
-    """What the engine knows of a group: its communicator, its members by global rank, and how far it is."""
-
-    name: str
-    shown: str
-    members: tuple[int, ...]
-    comm: Any = None
-    issued: int = 0
-    """How many collectives this rank has issued on it."""
-    doing: str = "nothing yet"
-    failure: FrameworkError | None = None
-
-
-@dataclass(eq=False, slots=True)
-class Operation:
-    """An operation on its way: `start` gives MPI's requests, `finish` runs when they are complete."""
-
-    what: str
-    channel: Channel
-    start: Callable[[], list[MPI.Request]]
-    work: MpiWork
-    deadline: float
-    timeout_s: float
-    number: int | None
-    """Its place among the collectives of the channel; None for point-to-point."""
-    needs: tuple[int, ...]
-    """Global ranks without which it cannot complete."""
-    finish: Callable[[list[MPI.Status]], int | None]
-    can_cancel: bool = False
-    requests: list[MPI.Request] = field(default_factory=list)
-    statuses: list[MPI.Status] = field(default_factory=list)
-    asked: bool = False
-
-    def test(self, null: MPI.Request) -> bool:
-        """Whether all requests are complete; raises MPI's error. A complete request becomes null and keeps its status."""
-        pairs = zip(self.requests, self.statuses, strict=True)
-        return all([request.Test(status) for request, status in pairs if request != null])
-
-    @property
-    def ask_at(self) -> float:
-        return self.deadline - min(_ASK_S, self.timeout_s / 4)
-
-
-@dataclass(eq=False, slots=True)
-class _Call:
-    run: Callable[[], Any]
-    ended: threading.Event = field(default_factory=threading.Event)
-    result: Any = None
-    error: BaseException | None = None
+_MARGIN_S = 5.0
 
 
 class Engine:
@@ -94,7 +41,7 @@ class Engine:
         self.rank, self.size = -1, -1
         self.channels: dict[str, Channel] = {}
         self._pid = os.getpid()
-        self._inbox: queue.SimpleQueue[Operation | _Call | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Operation | Call | None] = queue.SimpleQueue()
         self._flying: list[Operation] = []
         self._kept: list[Operation] = []
         self._begun = threading.Event()
@@ -131,7 +78,7 @@ class Engine:
     def call(self, what: str, run: Callable[[], Any], timeout_s: float) -> Any:
         """The result of `run` in the thread; raises what it raises, or CollectiveTimeout."""
         self._check_alive()
-        call = _Call(run)
+        call = Call(run)
         self._inbox.put(call)
         if not call.ended.wait(timeout_s):
             self._held = True
@@ -140,10 +87,16 @@ class Engine:
             raise call.error
         return call.result
 
+    def tell_all(self, data: bytes, what: str, timeout_s: float) -> bytes:
+        """Rank 0's `data` (at most 1 KiB) on every rank; all ranks of the world call it. Raises CollectiveTimeout."""
+        room = bytearray(data.ljust(1024))
+        self.call(what, lambda: self._talk.spread(room, what, timeout_s), timeout_s + _MARGIN_S)
+        return bytes(room).rstrip()
+
     def post(self, run: Callable[[], None]) -> None:
         """Let the thread run something after what was issued before."""
         self._check_alive()
-        self._inbox.put(_Call(run))
+        self._inbox.put(Call(run))
 
     def retire(self, channel: Channel) -> None:
         """Free a group's communicator once nothing is in flight on it."""
@@ -168,7 +121,7 @@ class Engine:
         if os.getpid() != self._pid:
             raise MpiUnavailable("this process was forked from the one that runs MPI", "start ranks with mpirun, never by fork")
         if not self._thread.is_alive():
-            raise MpiUnavailable("MPI has been finalised in this process") from self._refused
+            raise self._refused or MpiUnavailable("MPI has been finalised in this process")
 
     # the thread
 
@@ -181,11 +134,28 @@ class Engine:
             self._begun.set()
         if self._refused is not None:
             return
-        with torch.no_grad():
-            closing = False
-            while not (closing and not self._flying):
-                closing |= self._turn()
-            self._end()
+        try:
+            with torch.no_grad():
+                closing = False
+                while not (closing and not self._flying):
+                    closing |= self._turn()
+                self._end()
+        except BaseException as error:
+            self._die(error)
+            raise
+
+    def _die(self, error: BaseException) -> None:
+        """Nobody must wait for a thread that is no more."""
+        self._refused = MpiFailed(f"the thread that calls MPI has ended: {type(error).__name__}: {error}")
+        for operation in self._flying:
+            operation.work.settle(self._refused)
+        while not self._inbox.empty():
+            item = self._inbox.get_nowait()
+            if isinstance(item, Operation):
+                item.work.settle(self._refused)
+            elif isinstance(item, Call):
+                item.error = self._refused
+                item.ended.set()
 
     def _begin(self) -> None:
         try:
@@ -229,7 +199,7 @@ class Engine:
         else:
             if item is None:
                 closing = True
-            elif isinstance(item, _Call):
+            elif isinstance(item, Call):
                 self._answer(item)
             else:
                 self._start(item)
@@ -264,7 +234,7 @@ class Engine:
     def _moved(self) -> None:
         self._spins, self._moved_at = 0, self.clock()
 
-    def _answer(self, call: _Call) -> None:
+    def _answer(self, call: Call) -> None:
         self._doing = "in a call that all members of a group make"
         try:
             call.result = call.run()
@@ -282,6 +252,9 @@ class Engine:
             operation.requests = operation.start()
         except self._mpi.Exception as error:
             self.fail(operation, self._typed(operation, error))
+            return
+        except Exception as error:  # noqa: BLE001  (mpi4py's own checks: it belongs to whoever waits for the operation)
+            self.fail(operation, MpiFailed(f"{operation.what}: mpi4py refused it: {error}"))
             return
         operation.statuses = [self._mpi.Status() for _ in operation.requests]
         self._flying.append(operation)
@@ -380,16 +353,6 @@ class Engine:
     def rest(self) -> None:
         """A short sleep of the thread, for whoever waits in it."""
         time.sleep(_CALM_S)
-
-    def until(self, request: MPI.Request, what: str, timeout_s: float) -> None:
-        """Wait in the thread for a request outside any group; raises CollectiveTimeout."""
-        deadline = self.clock() + timeout_s
-        while not request.Test():
-            if self.clock() > deadline:
-                self._talk.give_up()
-                raise CollectiveTimeout(f"{what}: some rank did not come within {timeout_s:.3g} s", operation=what)
-            self._talk.listen()
-            self.rest()
 
 
 _running: Engine | None = None

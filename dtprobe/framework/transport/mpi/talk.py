@@ -16,7 +16,8 @@ from dtprobe.framework.errors import FrameworkError
 from dtprobe.framework.transport.mpi.errors import CollectiveTimeout, PeerLost
 
 if TYPE_CHECKING:
-    from dtprobe.framework.transport.mpi.engine import Channel, Engine, Operation
+    from dtprobe.framework.transport.mpi.engine import Engine
+    from dtprobe.framework.transport.mpi.operation import Channel, Operation
 
 _TAG = 7
 _LISTEN_S = 5e-3
@@ -77,9 +78,16 @@ class Talk:
         except (MPI.Exception, NotImplementedError):
             return False
 
-    def give_up(self) -> None:
-        """MPI cannot be finalised without knowing that all ranks end."""
-        self._broken = True
+    def spread(self, room: bytearray, what: str, timeout_s: float) -> None:
+        """Rank 0's content of `room` to all ranks, in the thread; raises CollectiveTimeout."""
+        deadline = self._engine.clock() + timeout_s
+        request = self._comm.Ibcast([room, MPI.BYTE], 0)
+        while not request.Test():
+            if self._engine.clock() > deadline:
+                self._broken = True
+                raise CollectiveTimeout(f"{what}: rank 0 did not come within {timeout_s:.3g} s", ranks=(0,), operation=what)
+            self.listen()
+            self._engine.rest()
 
     def revoke(self, channel: Channel) -> None:
         """Where the library is fault tolerant, make it give back the requests of a broken group."""
@@ -141,7 +149,7 @@ class Talk:
         return CollectiveTimeout(
             f"{operation.what}{place}: not complete within {operation.timeout_s:.3g} s; {'; '.join(said) or 'no rank is known to miss'}",
             _LOOK,
-            ranks=[*silent, *behind],
+            ranks=operation.needs if number is None and len(operation.needs) == 1 else [*silent, *behind],
             operation=operation.what,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,9 +116,9 @@ class JoinedWork(MpiWork):
         if not works:
             self.settle()
         for work in works:
-            work.get_future().add_done_callback(lambda _, work=work: self._one_ended(work))
+            work.get_future().add_done_callback(partial(self._one_ended, work))
 
-    def _one_ended(self, work: MpiWork) -> None:
+    def _one_ended(self, work: MpiWork, _: Any) -> None:
         with self._lock:
             self._missing -= 1
             last = self._missing == 0

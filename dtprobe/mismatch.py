@@ -131,14 +131,14 @@ def judged(
     shown: str,
     *,
     detail_catches: bool,
-    recorder_sees: bool,
+    recorder_sees: bool | None = None,
     only: Sequence[int] = (),
 ) -> Verdict:
     """The verdict from the tries: `symptom` says of each unguarded step whether it shows it, `shown` names it in words.
 
     `only` are the ranks that can show it at all (default: all). Reproduced where the symptom is in every such step of the fault
     arm and in no other, torch's own check catches it as often as `detail_catches` says (always, or never), and in the flight
-    recorder, where it could record, ranks differ as `recorder_sees` says.
+    recorder, where it could record, ranks differ as `recorder_sees` says (None: a rank that dies takes its records along).
     """
     from dtprobe.stats import separated_counts
 
@@ -153,7 +153,7 @@ def judged(
     caught = symptoms.counts(detail, detail["detected"], "fault")
     recorder = _recorder(evidence)
     as_said = caught[0] == (caught[1] if detail_catches else 0) and (
-        recorder.fault is None or recorder.fault.value == float(recorder_sees)
+        recorder_sees is None or recorder.fault is None or recorder.fault.value == float(recorder_sees)
     )
     kind = VerdictKind.NOT_REPRODUCED
     if separated_counts(*bad, *clean) and bad[0] > clean[0]:

@@ -1,0 +1,23 @@
+"""Ranks that broadcast from rank 0, and one that broadcasts from itself. See `dtprobe.mismatch.work` for the trials and options.
+
+By hand, once for each rank: `RANK=0 WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python worker.py --differs`
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from dtprobe import mismatch
+
+
+def bring(rank: int, size: int, differs: bool, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.full((4,), rank + 2.0, device=device), torch.full((4,), 2.0, device=device)
+
+
+def call(group: dist.ProcessGroup, tensor: torch.Tensor, differs: bool) -> None:
+    dist.broadcast(tensor, mismatch.CULPRIT if differs else 0, group=group)
+
+
+if __name__ == "__main__":
+    mismatch.work(bring, call, __doc__)

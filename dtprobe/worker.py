@@ -88,3 +88,21 @@ def attempt(what: str, *, environ: Mapping[str, str] = os.environ, **fields: str
         text=made.text,
         **made.fields,
     )
+
+
+def together(ranks: int, *, patience_s: float, mark: str = "here", environ: Mapping[str, str] = os.environ) -> bool:
+    """Wait until `ranks` ranks of this arm run have come to this call with this `mark`; False after `patience_s`, or outside the harness.
+
+    By files beside the ranks' artifacts, so that it works before, without and after the network that a worker tries out: the time
+    that the import of torch takes is then no part of a deadline.
+    """
+    folder = environ.get(RANK_FOLDER)
+    if folder is None:
+        return False
+    Path(folder, f"came-{mark}").touch()
+    deadline = time.monotonic() + patience_s
+    while sum(1 for _ in Path(folder).parent.glob(f"rank*/came-{mark}")) < ranks:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -31,6 +31,7 @@ _FACE = {
     "NotCovered": "errors",
     "Opener": "records",
     "OutOfOrder": "errors",
+    "PeerSilent": "errors",
     "RecordError": "errors",
     "Replayed": "errors",
     "Rotation": "records",

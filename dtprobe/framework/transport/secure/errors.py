@@ -56,6 +56,10 @@ class Mismatched(RecordError):
     """The sender described another tensor (name, dtype or shape) than the receiver asked for."""
 
 
+class PeerSilent(RankError):
+    """A peer sent nothing before the timeout, or the connection to it broke."""
+
+
 class HandshakeFailed(RankError):
     """Ranks could not agree on a session; none was begun. `ranks` are those that differ."""
 

@@ -55,6 +55,7 @@ class SecureGroup(ForwardingGroup):
     def shutdown(self) -> None:
         self._progress.end()
         super().shutdown()
+        self.let_go()  # what stands in front of this group may not know that there is something to let go
 
     # point-to-point
 

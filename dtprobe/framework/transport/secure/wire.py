@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dtprobe.framework.errors import FrameworkError, GroupEnded, RankError
-from dtprobe.framework.transport.secure.errors import NotCovered
+from dtprobe.framework.transport.secure.errors import NotCovered, PeerSilent
 from dtprobe.framework.transport.secure.records import Description, Opener, Rotation, Sealer, sealed_size
 from dtprobe.framework.transport.secure.session import Channel, Session
 
@@ -20,10 +20,6 @@ COLLECTIVES = 1 << 30
 """The tag under which collectives travel; tags of users are below it."""
 
 _KEPT_BYTES = 256 << 20
-
-
-class PeerSilent(RankError):
-    """A peer sent nothing before the timeout, or the connection to it broke."""
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

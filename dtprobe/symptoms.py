@@ -23,8 +23,9 @@ COLUMNS = {
     "what": "string",
     "ended": "boolean",
     "took_s": "Float64",
-    "error": "string",
-    "text": "string",
+    # Not pyarrow's: comparing with those gives another kind of nullable boolean, and the two cannot be combined (pandas 3.1).
+    "error": "string[python]",
+    "text": "string[python]",
 }
 
 

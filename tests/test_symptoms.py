@@ -55,6 +55,14 @@ def hangs(environ):
         raise Killed
 
 
+def test_what_is_asked_of_numbers_and_of_texts_can_be_combined_though_a_try_never_ended(tmp_path):
+    rows = symptoms.attempts(evidence(tmp_path, control=well, fault=raises, mitigated=hangs)).set_index("arm")
+
+    raised = rows["rank"].eq(1) & rows["error"].eq("KeyError") & rows["text"].str.contains("ranks", regex=False)
+
+    assert raised["fault"] and not raised["control"] and pd.isna(raised["mitigated"])
+
+
 def test_a_try_is_seen_as_it_ended(tmp_path):
     rows = symptoms.attempts(evidence(tmp_path, control=well, fault=raises, mitigated=hangs)).set_index("arm")
     assert rows["ended"].tolist() == [True, True, False]

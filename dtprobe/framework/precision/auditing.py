@@ -176,6 +176,7 @@ class _Window:
     def __exit__(self, kind: object, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
+        self._handles = []
         if kind is None:
             begun = self._clock()
             # a gradient that came through backward was measured when that ended: since then it may have been clipped
@@ -211,7 +212,7 @@ class _Window:
 
         The first to notice is in the outermost backward; those that checkpointing starts within it are part of it.
         """
-        if self._pending:
+        if self._pending or not self._handles:  # a backward after the window is nobody's business
             return
         self._pending = True
         engine = torch.autograd.Variable._execution_engine

@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from dtprobe.errors import UsageError
 from dtprobe.framework.agreement import Agreement, named
-from dtprobe.framework.errors import FrameworkError, MissingRanks
+from dtprobe.framework.errors import FrameworkError, MissingRanks, StoreLost
 
 _NAMING_S = 5.0
 _made = itertools.count()
@@ -52,17 +52,21 @@ class OwnGroup:
         """The groups that the ranks of the job ask for, in the order in which all of them make them."""
         store = c10d._get_default_store()
         keys = [f"dtprobe.precision/{self._name}/{rank}" for rank in range(dist.get_world_size())]
-        store.set(keys[dist.get_rank()], json.dumps(self.ranks))
         try:
-            store.wait(keys, timedelta(seconds=self._timeout_s))
-        except dist.DistStoreError:
-            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-            raise MissingRanks(
-                f"{named(missing)} did not make its {self._label} within {self._timeout_s:.3g} s",
-                "make it on every rank of the job, at the same point",
-                ranks=missing,
-            ) from None
-        return sorted({tuple(json.loads(store.get(key))) for key in keys})
+            store.set(keys[dist.get_rank()], json.dumps(self.ranks))
+            try:
+                store.wait(keys, timedelta(seconds=self._timeout_s))
+            except dist.DistStoreError:
+                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+                raise MissingRanks(
+                    f"{named(missing)} did not make its {self._label} within {self._timeout_s:.3g} s",
+                    "make it on every rank of the job, at the same point",
+                    ranks=missing,
+                ) from None
+            return sorted({tuple(json.loads(store.get(key))) for key in keys})
+        except dist.DistNetworkError as error:
+            first = str(error).partition("\n")[0][:200]
+            raise StoreLost(f"making of the {self._label}: the store stopped answering ({first})", "see rank 0") from None
 
     def maximum(self, values: torch.Tensor, what: str) -> torch.Tensor:
         """The elementwise maximum of `values` over the ranks, in place; every rank passes the same shape and dtype."""

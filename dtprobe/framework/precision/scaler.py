@@ -147,6 +147,7 @@ class ConsistentScaler(torch.amp.GradScaler):
         high, low = values[_FLAGS : _FLAGS + len(_COMPARED)], values[_FLAGS + len(_COMPARED) :]
         if any_failed or any(most != -least for most, least in zip(high, low, strict=True)):
             self._raise_diverged(what, failed, compared)
+            return found.float()  # only where this rank is the one that failed: its own error is on its way
         if not any_scaled:
             raise FrameworkError(f"{what}: no rank has called scale() yet", "call scaler.scale(loss).backward()")
         self._decisions += 1

@@ -296,3 +296,40 @@ say(**said)
         assert rank.only["sound"] == []
         assert [name for name, *_ in rank.only["replicas not reduced"]] == ALL
         assert "set_requires_all_reduce(False)" in rank.only["replicas not reduced"][0][3]
+
+
+@pytest.mark.nightly
+def test_stages_of_a_pipeline_with_two_replicas_each_are_audited_side_by_side(job):
+    ranks = job(
+        PRELUDE
+        + """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.nn.parallel import DistributedDataParallel
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
+number = mesh.get_local_rank("pipeline")
+said = {}
+for name in ("sound", "undivided"):
+    torch.manual_seed(number)
+    model = DistributedDataParallel(torch.nn.Linear(6, 6), process_group=mesh.get_group("data"))
+    if name != "sound" and number == 1:
+        def undivided(group, bucket):
+            return dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future().then(lambda future: future.value()[0])
+        model.register_comm_hook(mesh.get_group("data"), undivided)
+    sample = torch.empty(2, 6, requires_grad=number > 0)
+    stage = PipelineStage(model, number, 2, torch.device("cpu"), input_args=(sample,), group=mesh.get_group("pipeline"),
+                          output_args=(torch.empty(2, 6, requires_grad=True),))
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, target: (out - target).square().mean())
+    with audit(model, timeout_s=60) as report:
+        x = shown.batch(0, RANK // 2)[:4]
+        schedule.step(*([x] if number == 0 else []), **({"target": x} if number == 1 else {}))
+    said[name] = [str(loss) for loss in report]
+say(**said)
+""",
+        world_size=4,
+    )
+    for rank in ranks:
+        assert rank.only["sound"] == []
+        lost = [text.split(": ")[0] for text in rank.only["undivided"]]
+        assert lost == ([] if rank.rank % 2 == 0 else ["weight", "bias"])
+        assert all("undivided sums over 2 ranks" in text for text in rank.only["undivided"])

@@ -60,13 +60,13 @@ def test_the_stock_scaler_refuses_plain_parameters_beside_those_of_tensor_parall
     [*((each, 2) for each in ("ddp", "fsdp2", "tp", "pp")), *((each, 4) for each in ("ddp", "fsdp2", "tp", "pp", "pp+dp"))],
 )
 def test_200_steps_on_every_layout_with_an_overflow_at_each_rank_stage_and_micro_batch(job, layout, ranks):
-    assert agree(job(TRAINING + f"say(**training({layout!r}, 200, 2, True))", world_size=ranks, timeout_s=200))
+    assert agree(job(TRAINING + f"say(**training({layout!r}, 200, 4, True))", world_size=ranks, timeout_s=200))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("layout", "ranks"), [("ddp", 2), ("pp", 2), ("ddp", 4), ("pp", 4), ("pp+dp", 4)])
 def test_200_steps_of_the_same_with_the_stock_scaler_fail(job, layout, ranks):
-    assert not agree(job(TRAINING + f"say(**training({layout!r}, 200, 2, False))", world_size=ranks, timeout_s=200))
+    assert not agree(job(TRAINING + f"say(**training({layout!r}, 200, 4, False))", world_size=ranks, timeout_s=200))
 
 
 SMALL = """

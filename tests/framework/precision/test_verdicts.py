@@ -31,14 +31,14 @@ def verdict(computed: torch.Tensor, left: list[torch.Tensor | None], tolerance: 
 SEEDS, RANKS = st.integers(0, 2**31), st.integers(2, 9)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(RANKS, SEEDS)
 def test_the_mean_is_no_loss(ranks, seed):
     each = gradients(ranks, seed)
     assert verdict(each, [each.mean(0)] * ranks) is None
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(RANKS, SEEDS)
 def test_what_was_not_reduced_is_called_so(ranks, seed):
     each = gradients(ranks, seed)
@@ -46,7 +46,7 @@ def test_what_was_not_reduced_is_called_so(ranks, seed):
     assert found.kind is Kind.UNREDUCED and found.ranks == tuple(range(ranks)) and found.off > 0.1
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(RANKS, SEEDS, st.sampled_from([0.125, 0.5, 2.0, 16.0]))
 def test_a_multiple_of_the_mean_is_called_so_with_its_factor(ranks, seed, factor):
     each = gradients(ranks, seed)
@@ -54,7 +54,7 @@ def test_a_multiple_of_the_mean_is_called_so_with_its_factor(ranks, seed, factor
     assert found.kind is Kind.SCALED and abs(found.factor - factor) < 1e-3 * factor
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(RANKS, SEEDS, st.integers(0, 299))
 def test_one_wrong_element_on_one_rank_is_found(ranks, seed, at):
     each = gradients(ranks, seed)
@@ -85,7 +85,7 @@ def test_where_a_gradient_is_not_finite_a_finite_result_is_a_loss():
     assert verdict(each, [each[0], each.mean(0)]).ranks == (0,)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(SEEDS, st.integers(1, 5), st.integers(2, CHUNK + 100))
 def test_projections_of_shards_add_up_to_those_of_the_whole(seed, shards, size):
     whole = torch.randn(size, generator=torch.Generator().manual_seed(seed))

@@ -26,7 +26,7 @@ scenario = Scenario(
     certifies_not="Nothing about NCCL, where kernels of both communicators also compete for the device.",
     world_size=2,
     repeats=2,
-    control=Arm("worker.py", ("--ways", "none,detail,async,checked", "--check-timeout-s", "30")),
+    control=Arm("worker.py", ("--ways", "none,detail,async,checked", "--timeout-s", "30", "--check-timeout-s", "30")),
     fault=Arm("worker.py", (*SWAPS, "--ways", "none,detail,async")),
     mitigated=Arm("worker.py", (*SWAPS, "--ways", "checked")),
     expect={"torch>=2.9": "reproduced"},

@@ -27,7 +27,7 @@ scenario = Scenario(
     certifies_not="Nothing about branches whose collective has another size or type, which are noticed where they meet the others'.",
     world_size=2,
     repeats=2,
-    control=Arm("worker.py", ("--ways", "none,detail,checked,agreed")),
+    control=Arm("worker.py", ("--ways", "none,detail,checked,agreed", "--timeout-s", "30")),
     fault=Arm("worker.py", (*PROVOKED, "--ways", "none,detail")),
     mitigated=Arm("worker.py", (*PROVOKED, "--ways", "checked,agreed")),
     expect={"torch>=2.9": "reproduced"},

@@ -26,7 +26,7 @@ scenario = Scenario(
     certifies_not="Nothing about NCCL, nor about FSDP, which Join does not serve.",
     world_size=2,
     repeats=2,
-    control=Arm("worker.py", ("--cures", "none,join,agreed,checked")),
+    control=Arm("worker.py", ("--cures", "none,join,agreed,checked", "--timeout-s", "30")),
     fault=Arm("worker.py", (*PROVOKED, "--cures", "none")),
     mitigated=Arm("worker.py", (*PROVOKED, "--cures", "join,agreed,checked")),
     expect={"torch>=2.9": "reproduced"},

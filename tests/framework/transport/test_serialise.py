@@ -82,6 +82,14 @@ def start():
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}", rpc_timeout=20)
     rpc.init_rpc(f"w{RANK}", rank=RANK, world_size=SIZE, rpc_backend_options=options)
 
+def stop():
+    # rank 0 serves the store, which the others still read in the last steps of their shutdown
+    rpc.shutdown()
+    open(f"stopped{RANK}", "w").close()
+    deadline = time.monotonic() + 30
+    while RANK == 0 and not os.path.exists("stopped1") and time.monotonic() < deadline:
+        time.sleep(0.01)
+
 def registry():
     found = Registry()
     found.register(Box, lambda box: (box.weight, box.note), Box)
@@ -100,7 +108,9 @@ LOOPBACK = {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 
 def run(job, source: str, **options):
     ranks = job(CLASSES + source, environ=lambda rank: LOOPBACK, **options)
-    assert all(rank.code == 0 for rank in ranks), "\n".join(rank.output for rank in ranks)
+    assert all(rank.code == 0 for rank in ranks), "\n".join(
+        f"rank {rank.rank} ended with {rank.code}\n{rank.output}" for rank in ranks
+    )
     return ranks
 
 
@@ -116,7 +126,7 @@ if RANK == 0:
 
 
 def test_without_the_part_gradients_are_lost_silently_classes_fail_and_a_message_runs_what_it_likes(job, tmp_path):
-    ranks = run(job, "start()\n" + WHAT + "say(**found)\nrpc.shutdown()\n")
+    ranks = run(job, "start()\n" + WHAT + "say(**found)\nstop()\n")
     assert ranks[0].only["subclass gradient"] is None and ranks[0].only["parameter gradient"] is None
     assert ranks[0].only["class with a lock"] == "TypeError"
     assert (tmp_path / "pwned").is_dir()
@@ -147,7 +157,7 @@ def test_with_it_gradients_equal_the_local_ones_and_what_is_not_registered_is_re
         found["many"] = [on("w1", same, torch.arange(100_000)).sum().item()]
         found["size"] = len(api._default_pickler.serialize(torch.ones(100_000))[0])
     say(**found)
-    rpc.shutdown()
+    stop()
 """,
     )
     found = ranks[0].only
@@ -208,7 +218,7 @@ with mine.installed():
             found[name] = caught(lambda: on("w1", same, 1))
             api._default_pickler = kept
         say(found=found, still=on("w1", same, 1))
-    rpc.shutdown()
+    stop()
 """
 
 

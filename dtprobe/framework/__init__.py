@@ -15,7 +15,9 @@ _FACE = {
     "Exchange": "pipeline",
     "Groups": "groups",
     "Job": "bootstrap",
+    "MasterSecret": "transport.secure",
     "Placement": "bootstrap",
+    "Registry": "transport.serialise",
     "SafeFileStore": "filestore",
     "ScopedGroup": "groups",
     "exchanged": "pipeline",
@@ -23,6 +25,7 @@ _FACE = {
     "require_consistent": "consistency",
     "require_distinct": "consistency",
     "resolve": "bootstrap",
+    "secured": "transport.secure",
     "start": "bootstrap",
 }
 """Public names -> the submodule each lives in, imported when the name is first asked for."""
@@ -33,7 +36,9 @@ __all__ = [
     "Exchange",
     "Groups",
     "Job",
+    "MasterSecret",
     "Placement",
+    "Registry",
     "SafeFileStore",
     "ScopedGroup",
     "exchanged",
@@ -41,6 +46,7 @@ __all__ = [
     "require_consistent",
     "require_distinct",
     "resolve",
+    "secured",
     "start",
 ]
 

@@ -1,0 +1,113 @@
+"""Every rank has entered the collective and none completes it: there is nobody behind to be named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtprobe import Arm, Mitigation, Scenario, Verdict, VerdictKind, flight_recorder, symptoms
+from dtprobe.catalog import load_module
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dtprobe import Evidence
+
+watching = load_module(Path(__file__).resolve().with_name("watching.py"), "_dtprobe_scenario_watching")
+
+WORLD_SIZE = 3
+CUT_OFF = 1
+TIMEOUT_S = 5.0
+SUSPECT_S = 1.5
+
+APART = "network:bandwidth,mbit=1000"
+"""Ranks in namespaces of their own, with cables that lose nothing."""
+JUMBO = "network:mtu,bytes=9000"
+HOLE = f"network:blackhole,rank={CUT_OFF},after_s=10"
+STEPS = ("--timeout-s", str(TIMEOUT_S))
+ON = (*STEPS, "--for-s", "40")
+
+mtu = Scenario(
+    name="symmetric-hang",
+    variant="mtu",
+    default=True,
+    failure_mode="symmetric-hang",
+    title="Large packets vanish between all ranks: all have entered, none completes",
+    claim="When packets vanish both ways, every rank is in the same all-reduce and none completes. Tools that look for the rank that is "
+    "missing find none: the flight recorder's sequence numbers are equal everywhere, and the errors at the timeout name no rank.",
+    source="failure modes people meet",
+    layer="network",
+    certifies_not="Nothing about RDMA or NCCL. The packets vanish at a bridge between network namespaces, not in a switch.",
+    world_size=WORLD_SIZE,
+    timeout_s=60,
+    repeats=2,
+    needs=("linux", "torch", "root", "netns", "veth", "tc"),
+    probes=(flight_recorder(suspect_s=60), watching.Watching(suspect_s=SUSPECT_S)),
+    control=Arm("worker.py", args=STEPS, faults=(APART,)),
+    fault=Arm("worker.py", args=STEPS, faults=(JUMBO,)),
+    no_cure_because="no rank is at fault and every rank has come: the network has to be mended, and the watch says so",
+    expect={"torch>=2.9": "reproduced"},
+)
+
+blackhole = mtu.with_variant(
+    "blackhole",
+    default=False,
+    title="All packets of one rank vanish: all have entered, none completes",
+    fault=Arm("worker.py", args=ON, faults=(HOLE,)),
+    mitigated=Arm("worker.py", args=(*ON, "--checked"), faults=(HOLE,)),
+    no_cure_because="",
+)
+
+
+@mtu.judge
+@blackhole.judge
+def judge(evidence: Evidence) -> Verdict:
+    """Whether all ranks were in the same collective when they gave up, what their errors named, and what the watch said before."""
+    steps = symptoms.attempts(evidence, "step")
+    if verdict := symptoms.undecided(evidence, {"step": steps}):
+        return verdict
+    failed = steps[steps["error"].fillna("").ne("")].copy()
+    failed["named"] = symptoms.naming(failed, (CUT_OFF,)) if len(failed) else False
+    fault = failed[failed["arm"] == "fault"]
+    runs = sorted({int(one) for one in evidence.outcomes.loc[evidence.outcomes["arm"] == "fault", "repeat"]})
+    together = [one for one in runs if in_one_step(fault[fault["repeat"] == one])]
+    timed = fault["text"].str.contains("Timed out", regex=False)
+    seen = {
+        one: evidence.suspicions[(evidence.suspicions["arm"] == "fault") & (evidence.suspicions["repeat"] == one)]
+        for one in runs
+    }
+    watched = [one for one in runs if seen[one]["reason"].str.startswith("symmetric").any()]
+    kind = VerdictKind.NOT_REPRODUCED
+    if together and timed.any():
+        whole = len(together) == len(runs) and not fault["named"].any()
+        kind = VerdictKind.REPRODUCED if whole else VerdictKind.PARTLY
+    cured = ""
+    others = failed[failed["arm"].eq("mitigated") & failed["rank"].ne(CUT_OFF)]
+    expected = int((evidence.outcomes["arm"].eq("mitigated") & evidence.outcomes["rank"].ne(CUT_OFF)).sum())
+    mitigation = Mitigation.NONE
+    if evidence.ran("mitigated"):
+        held = expected > 0 and len(others) == expected and bool(others["named"].all())
+        mitigation = Mitigation.HELD if held else Mitigation.FAILED
+        cured = f" Checked: {int(others['named'].sum())} of {expected} other ranks raised an error that names rank {CUT_OFF}."
+    text = str(fault.loc[timed, "text"].iloc[0]).partition("] ")[2][:80] if timed.any() else ""
+    alarms = int(evidence.suspicions["arm"].eq("control").sum())
+    return Verdict(
+        kind=kind,
+        mitigation=mitigation,
+        control_healthy=symptoms.ended_well(evidence, "control") and symptoms.unmarred(steps, "control") and not alarms,
+        metrics={
+            "steps_failed": symptoms.share(steps, steps["error"].fillna("").ne("")),
+            "errors_naming_the_rank": symptoms.share(failed, failed["named"]),
+            "time_to_error_s": symptoms.measure(failed, "took_s"),
+        },
+        because=f"In {len(together)} of {len(runs)} runs all {WORLD_SIZE} ranks failed in one and the same all-reduce, {int(timed.sum())} of"
+        f" {len(fault)} errors by the timeout"
+        + (f' ("{text}")' if text else "")
+        + f", {int(fault['named'].sum())} naming a rank. dtprobe's watch called it symmetric, before the timeout, in {len(watched)} of"
+        f" {len(runs)}.{cured}",
+    )
+
+
+def in_one_step(failed: pd.DataFrame) -> bool:
+    """Whether all ranks failed, and in the same step."""
+    return failed["rank"].nunique() == WORLD_SIZE and failed["step"].nunique() == 1

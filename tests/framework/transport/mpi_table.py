@@ -1,23 +1,16 @@
-"""Run by mpirun: every operation over MPI against the same one over gloo, in one process; rank by rank the differences are said.
-
-    mpirun -n 2 python mpi_table.py quick|full
+"""Every operation over MPI against the same one over gloo, in one process: see mpi_run.py.
 
 What is bit-equal and what only close: see `exact`. Inputs are seeded by rank and case, so any case can be run again alone.
 """
 
 from __future__ import annotations
 
-import datetime
 import itertools
-import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
-
-from dtprobe.framework.transport import mpi
 
 REDUCED = (
     torch.float32,
@@ -274,14 +267,8 @@ def same(one: torch.Tensor, other: torch.Tensor, *, bits: bool) -> bool:
     return torch.allclose(one, other, rtol=loose, atol=loose)
 
 
-def main(kind: str) -> None:
-    torch.set_num_threads(1)
-    mpi.register()
-    limit = datetime.timedelta(seconds=30)
-    dist.init_process_group(mpi.NAME, timeout=limit)
-    gloo = dist.new_group(backend="gloo", timeout=limit)
-    ours = dist.group.WORLD
-    assert ours is not None
+def compared(kind: str, gloo: dist.ProcessGroup, ours: dist.ProcessGroup) -> dict[str, object]:
+    """How many cases were run on both groups, and those of which the results differ on this rank."""
     count, different = 0, []
     for number, case in enumerate(cases(kind)):
         dense = replace(case, layout="dense" if case.layout == "transposed" else case.layout)  # gloo refuses others
@@ -291,9 +278,11 @@ def main(kind: str) -> None:
         bits = exact(case, dist.get_world_size())
         if len(expected) != len(found) or not all(same(a, b, bits=bits) for a, b in zip(expected, found, strict=True)):
             different.append(f"{case}: {expected} {found}")
-    dist.destroy_process_group()
-    sys.stdout.write("say " + json.dumps({"cases": count, "different": different[:5], "number": len(different)}) + "\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    # the comparison itself must be able to see a difference
+    one, other = (run(Case("all_reduce", torch.float32, 5, op), 0, ours) for op in ("SUM", "MAX"))
+    return {
+        "cases": count,
+        "different": different[:5],
+        "number": len(different),
+        "sees": not same(one[0], other[0], bits=False),
+    }

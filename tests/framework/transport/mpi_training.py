@@ -5,9 +5,6 @@ mpirun -n 2 python mpi_training.py
 
 from __future__ import annotations
 
-import datetime
-import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -107,28 +104,12 @@ def mesh_2d() -> list[Any]:
     return found
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    mpi.register()
-    limit = datetime.timedelta(seconds=60)
-    dist.init_process_group(mpi.NAME, timeout=limit)
-    world = dist.get_world_size()
-    gloo = dist.new_group(backend="gloo", timeout=limit)
-    ours = dist.group.WORLD
-    assert ours is not None
+def compared(gloo: dist.ProcessGroup, ours: dist.ProcessGroup) -> dict[str, object]:
+    """The largest difference of any tensor, by part."""
     meshes = [DeviceMesh.from_group(group, "cpu", mesh_dim_names=("all",)) for group in (gloo, ours)]
     apart = {}
     for name, part in PARTS.items():
         expected, found = (part(mesh) for mesh in meshes)
-        assert len(expected) == len(found)
-        far = [
-            (one.float() - other.float()).abs().max().item() for one, other in zip(expected, found, strict=True) if one.numel()
-        ]
-        apart[name] = max(far)
-    axes = mesh_2d()
-    dist.destroy_process_group()
-    sys.stdout.write("say " + json.dumps({"apart": apart, "axes": axes, "world": world}) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+        pairs = zip(expected, found, strict=True)
+        apart[name] = max((one.float() - other.float()).abs().max().item() for one, other in pairs if one.numel())
+    return {"apart": apart, "axes": mesh_2d()}

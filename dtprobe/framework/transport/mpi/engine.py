@@ -8,6 +8,7 @@ may use mpi4py beside it. Operations are MPI's non-blocking ones, so none of the
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import queue
 import sys
@@ -111,8 +112,8 @@ class Engine:
         if os.getpid() != self._pid or not self._thread.is_alive():
             return
         if self._held:
-            if not self._ours:
-                self._mpi.COMM_WORLD.Abort(1)
+            if self._begun.is_set() and not self._ours:
+                self._mpi.COMM_WORLD.Abort(1)  # mpi4py itself would finalise at exit, and wait for ever
             return
         self._inbox.put(None)
         self._thread.join()
@@ -162,16 +163,15 @@ class Engine:
             import mpi4py
 
             if "mpi4py.MPI" not in sys.modules:
-                self._ours = True
-                mpi4py.rc.finalize = False
+                mpi4py.rc.initialize = mpi4py.rc.finalize = False
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise MpiUnavailable(f"mpi4py cannot be used: {error}", "pip install 'dtprobe[mpi]'") from None
         if MPI.Is_finalized():
             raise MpiUnavailable("MPI has been finalised in this process already", "it can be started once a process")
         if not MPI.Is_initialized():
-            MPI.Init_thread(MPI.THREAD_MULTIPLE)
             self._ours = True
+            _initialize(MPI)
         level = MPI.Query_thread()
         if level < MPI.THREAD_SERIALIZED:
             names = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED"}
@@ -353,6 +353,18 @@ class Engine:
     def rest(self) -> None:
         """A short sleep of the thread, for whoever waits in it."""
         time.sleep(_CALM_S)
+
+
+def _initialize(mpi: Any) -> None:
+    """MPI_Init_thread, which waits for all ranks of the job, without holding the interpreter: mpi4py's own call holds it."""
+    library = ctypes.CDLL(mpi.__file__)
+    provided = ctypes.c_int()
+    wanted = ctypes.c_int(int(mpi.THREAD_MULTIPLE))
+    code = library.MPI_Init_thread(None, None, wanted, ctypes.byref(provided))
+    if code != mpi.SUCCESS:
+        raise MpiUnavailable(f"MPI_Init_thread failed with code {code}", "look at what the MPI library wrote")
+    for comm in (mpi.COMM_WORLD, mpi.COMM_SELF):
+        comm.Set_errhandler(mpi.ERRORS_RETURN)  # as mpi4py does when it initialises
 
 
 _running: Engine | None = None

@@ -25,13 +25,14 @@ def judged(
     kind: VerdictKind = VerdictKind.REPRODUCED,
     metrics: Mapping[str, Metric] | None = None,
     more: str = "",
+    ends_with_error: bool = False,
 ) -> Verdict:
     """The verdict from `rows` (of `symptoms.attempts`) and two boolean series beside them, in which null counts as no.
 
     `shows` says of a try whether it shows the symptom, `cured` whether it ended as the cure promises; `shown` and `healed` say
     so in words ("ended without an error and with wrong elements"). The verdict is `kind` where every try of the fault arm shows
     the symptom and none of control, `partly` where only some do; `more` ends its reason. Control is healthy where no try of it
-    raised, whatever it was called.
+    raised, whatever it was called. `ends_with_error`: ranks of the cured arm end with an exit code, as they should.
     """
     from dtprobe.stats import separated_counts
 
@@ -46,7 +47,7 @@ def judged(
     if evidence.ran("mitigated"):
         well = symptoms.counts(rows, cured, "mitigated")
         held = well[0] == well[1] > 0 and not symptoms.counts(rows, shows, "mitigated")[0]
-        held = held and symptoms.ended_well(evidence, "mitigated")
+        held = held and (ends_with_error or symptoms.ended_well(evidence, "mitigated"))
         mitigation = Mitigation.HELD if held else Mitigation.FAILED
         because += f" With the cure {well[0]} of {well[1]} {healed}."
     return Verdict(

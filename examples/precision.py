@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from dtprobe.errors import DtprobeError
+from dtprobe.errors import DtprobeError, UsageError
 from dtprobe.framework import start
 from dtprobe.framework.precision import ConsistentScaler
 
@@ -246,6 +246,11 @@ def main() -> None:
     options = parser.parse_args()
     with start(deadline_s=60):
         rank, ranks = dist.get_rank(), dist.get_world_size()
+        if ranks not in ((4,) if options.layout == "pp+dp" else (2, 4)):
+            raise UsageError(
+                f"{options.layout} on {ranks} ranks",
+                "the batch and the four blocks divide by 4, or by 2 where there are no replicas",
+            )
         kinds = every_overflow(ranks)
         overflows = {step: kinds[number % len(kinds)] for number, step in enumerate(range(3, options.steps, 4))}
         expected = reference(overflows, options.steps)

@@ -151,6 +151,10 @@ class Ddp:
             if here["shapes"].get(name) in here["orphans"]:
                 return "it was replaced after the wrap: DDP still holds the old one and does not reduce this; wrap again"
             return "it was added after the wrap: DDP does not know it; wrap again"
+        if loss.kind is Kind.SCALED and loss.factor is not None and _near(loss.factor, size):
+            return f"{hook or 'something'} sums over {size} ranks and does not divide by {size}"
+        if loss.kind is Kind.SCALED and loss.factor is not None and _near(loss.factor, 1 / size):
+            return f"{hook or 'something'} divides by {size} twice"
         if name not in here["came"]:
             return (
                 "its gradient did not come through backward (torch.autograd.grad?), which is where DDP reduces; call backward()"
@@ -166,10 +170,6 @@ class Ddp:
             )
         if not here["synced"]:
             return "the last forward ran under no_sync(); leave that block for the last micro-batch"
-        if loss.kind is Kind.SCALED and loss.factor is not None and _near(loss.factor, size):
-            return f"{hook or 'something'} sums over {size} ranks and does not divide by {size}"
-        if loss.kind is Kind.SCALED and loss.factor is not None and _near(loss.factor, 1 / size):
-            return f"{hook or 'something'} divides by {size} twice"
         silent = sorted(set(here["reduced"]) - set(here["came"]))
         if hook:
             own = "its own bucket, unreduced" if loss.kind is Kind.UNREDUCED else "something else than the mean of its bucket"

@@ -196,7 +196,8 @@ def struck(job: Any, victim: int, number: int, function: str, deadline_s: float 
     return job(source, world_size=3)
 
 
-@pytest.mark.parametrize("function", [pytest.param("_collectives", marks=pytest.mark.nightly), "_measure"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("function", ["_collectives", "_measure"])
 def test_a_rank_that_dies_midway_is_named(job: Any, function: str) -> None:
     ranks = struck(job, 1, signal.SIGKILL, function)
     assert ranks[1].code == -signal.SIGKILL

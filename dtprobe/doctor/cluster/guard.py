@@ -19,9 +19,10 @@ from dtprobe.framework.bootstrap import Job, Placement
 from dtprobe.framework.errors import FrameworkError, RankError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_ROLL_CALL_S = 0.6
-"""mpirun kills one second after its SIGTERM: until then the ranks that live must be told from those that do not."""
-_QUIET_S = 0.2
+_ROLL_CALL_S, _QUIET_S = 3.0, 1.0
+_HURRIED = ("mpirun", "pmi")
+"""They kill one second after their SIGTERM: until then the ranks that live must be told from those that do not."""
+_HURRIED_S, _HURRIED_QUIET_S = 0.6, 0.2
 _EARLY_S = 0.7
 
 
@@ -68,11 +69,12 @@ def guarded(examination: Examined, show: Callable[[ClusterReport], None]) -> Ite
             if told is not None and told.si_signo == signal.SIGINT:
                 _end(f"rank {examination.placement.rank}: interrupted while {examination.stage}", 130)
             if told is not None:
-                silent = _roll_call(examination, _ROLL_CALL_S)
+                hurried = examination.placement.source in _HURRIED
+                silent = _roll_call(examination, *((_HURRIED_S, _HURRIED_QUIET_S) if hurried else (_ROLL_CALL_S, _QUIET_S)))
                 _last_words(examination, show, "the launcher ended the job (SIGTERM)", (0,) if silent is None else silent)
             elif late:
                 # ranks reach their deadlines one after another: who has not answered yet may be as alive as this one
-                answers = _roll_call(examination, 0.0) is not None
+                answers = _roll_call(examination, 0.0, 0.0) is not None
                 why = f"no end within the deadline of {examination.deadline_s:g} s"
                 _last_words(examination, show, why, () if answers else (0,))
 
@@ -85,10 +87,10 @@ def guarded(examination: Examined, show: Callable[[ClusterReport], None]) -> Ite
         watcher.join()
 
 
-def _roll_call(examination: Examined, wait_s: float) -> tuple[int, ...] | None:
+def _roll_call(examination: Examined, wait_s: float, quiet_s: float) -> tuple[int, ...] | None:
     """The ranks that do not answer, which all that were told to end do at once; None where the store is silent.
 
-    It takes at most `wait_s` seconds, and less once no other rank has answered for a while.
+    It takes at most `wait_s` seconds, and less once no other rank has answered for `quiet_s` seconds.
     """
     job = examination.job
     if job is None or job.store is None:
@@ -106,7 +108,7 @@ def _roll_call(examination: Examined, wait_s: float) -> tuple[int, ...] | None:
                 still = tuple(one for one in silent if not store.check([f"dtprobe.cluster.alive/{one}"]))
                 heard = time.monotonic() if still != silent else heard
                 silent = still
-                if heard > begun and time.monotonic() - heard > _QUIET_S:
+                if heard > begun and time.monotonic() - heard > quiet_s:
                     break
                 time.sleep(0.02)
             answered.append(silent)

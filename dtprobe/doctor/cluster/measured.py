@@ -15,7 +15,7 @@ _CLOCK_S = 0.1
 _BUSY, _BEYOND_LOAD = 1.5, 10.0
 """With more than so many runnable tasks a core, a link less than so many times slower than its like says nothing about the link."""
 
-_MOST_SINGLE = 8
+_MOST_SINGLE, _MOST_REASONS = 8, 4
 
 
 def of_links(links: Sequence[Link], facts: Sequence[Facts]) -> list[Problem]:
@@ -28,7 +28,9 @@ def of_links(links: Sequence[Link], facts: Sequence[Facts]) -> list[Problem]:
         rest = [link for slow in single[_MOST_SINGLE:] for link in slow]
         groups = [each for each in groups if each[0] is not None or each[1] in single[:_MOST_SINGLE]]
     for rank, slow in groups:
-        reasons = "; ".join(f"{link.transport} {reason}" for link in slow for reason in link.slow)
+        every = [f"{link.transport} {reason}" for link in sorted(slow, key=lambda each: -each.times) for reason in link.slow]
+        more = f"; and {len(every) - _MOST_REASONS} more" if len(every) > _MOST_REASONS else ""
+        reasons = "; ".join(every[:_MOST_REASONS]) + more
         compare = "compare with ethtool (speed, errors) and the switch port, and iperf3 between the two hosts"
         busy = max(known[end].load for link in slow for end in (link.a, link.b))
         severity: Severity = "warning"

@@ -140,7 +140,8 @@ class Agreement:
             self._open.wait([f"{key}/verdict"], timedelta(seconds=timeout_s))
         except dist.DistStoreError:
             heard = self._heard(key)
-            missing = [rank for rank in self._members if rank not in heard]
+            # Whoever spoke last has to judge: where all have spoken and none judged, that one is gone.
+            missing = [rank for rank in self._members if rank not in heard] or [list(heard)[-1]]
             return self._decide(key, {"missing": missing, "timeout_s": timeout_s, "seen": self._seen(missing)})
         return json.loads(self._open.get(f"{key}/verdict"))
 

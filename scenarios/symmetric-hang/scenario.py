@@ -76,7 +76,11 @@ def judge(evidence: Evidence) -> Verdict:
         one: evidence.suspicions[(evidence.suspicions["arm"] == "fault") & (evidence.suspicions["repeat"] == one)]
         for one in runs
     }
-    watched = [one for one in runs if seen[one]["reason"].str.startswith("symmetric").any()]
+    symmetric = {one: seen[one][seen[one]["reason"].str.startswith("symmetric")]["t_ns"] for one in runs}
+    called = {one: int(moments.min()) for one, moments in symmetric.items() if len(moments)}
+    ends = evidence.events("attempt", "fault").reindex(columns=["repeat", "t_ns", "error"])
+    given_up = ends[ends["error"].fillna("").ne("")].groupby("repeat")["t_ns"].min()
+    in_time = [one for one in called if one in given_up.index and called[one] < given_up[one]]
     kind = VerdictKind.NOT_REPRODUCED
     if together and timed.any():
         whole = len(together) == len(runs) and not fault["named"].any()
@@ -103,8 +107,8 @@ def judge(evidence: Evidence) -> Verdict:
         because=f"In {len(together)} of {len(runs)} runs all {WORLD_SIZE} ranks failed in one and the same all-reduce, {int(timed.sum())} of"
         f" {len(fault)} errors by the timeout"
         + (f' ("{text}")' if text else "")
-        + f", {int(fault['named'].sum())} naming a rank. dtprobe's watch called it symmetric, before the timeout, in {len(watched)} of"
-        f" {len(runs)}.{cured}",
+        + f", {int(fault['named'].sum())} naming a rank. dtprobe's watch called it symmetric in {len(called)} of {len(runs)} runs,"
+        f" before the first rank gave up in {len(in_time)}.{cured}",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import time
 
 import torch
@@ -21,6 +22,8 @@ SMALL_STEPS = 10
 FEW = 4
 MANY = 65536
 """So many floats fill many packets; a few fit into one of any size."""
+PATIENCE_S = 10
+"""A rank whose store does not answer is in C++ for its own long timeout: SIGALRM ends it there."""
 
 
 def main() -> None:
@@ -41,6 +44,7 @@ def main() -> None:
         began = time.monotonic()
         step, last = 0, False
         while not last:
+            signal.alarm(PATIENCE_S)
             with attempt("step", step=step) as made:
                 gradient = torch.zeros(FEW if step < SMALL_STEPS else MANY, device=args.device)
                 gradient[0] = float(rank == 0 and time.monotonic() - began > args.for_s)
@@ -50,6 +54,7 @@ def main() -> None:
                 raise SystemExit(f"step {step}: {made.error}: {made.text}")
             step += 1
             time.sleep(0.05)
+    signal.alarm(0)
     record("work", duration_s=time.monotonic() - began)
     dist.destroy_process_group()
 

@@ -23,19 +23,20 @@ class Projector:
         """float64 [5]: the projections, and the squared norm. `offset`: where the first element lies in the whole, flattened."""
         flat = tensor.detach().reshape(-1)
         weights = self._on(flat.device)
-        found = torch.zeros(COUNT + 1, dtype=torch.float64, device=flat.device)
-        done = 0
+        terms, done = [], 0
         while done < flat.numel():
             chunk, start = divmod(offset + done, CHUNK)
             piece = flat[done : done + CHUNK - start].double()
-            # one set of weights serves all chunks; signs that differ from chunk to chunk keep equal chunks from cancelling
-            signs = torch.tensor(
-                [1.0 - 2.0 * (chunk * 2654435761 >> (16 + bit) & 1) for bit in range(COUNT)], device=flat.device
-            )
-            found[:COUNT] += signs * (piece @ weights[start : start + piece.numel()])
-            found[COUNT] += piece.dot(piece)
+            projections = piece @ weights[start : start + piece.numel()]
+            if chunk:
+                # one set of weights serves all chunks; signs that differ from chunk to chunk keep equal chunks from cancelling
+                signs = [1.0 - 2.0 * (chunk * 2654435761 >> (16 + bit) & 1) for bit in range(COUNT)]
+                projections *= torch.tensor(signs, dtype=torch.float64, device=flat.device)
+            terms.append(torch.cat([projections, piece.dot(piece)[None]]))
             done += piece.numel()
-        return found
+        if not terms:
+            return torch.zeros(COUNT + 1, dtype=torch.float64, device=flat.device)
+        return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
 
     def _on(self, device: torch.device) -> torch.Tensor:
         if device not in self._weights:

@@ -37,7 +37,7 @@ def attempts(evidence: Evidence, what: str | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    keys = ["arm", "repeat", "rank", "what", "number"]
+    keys = ["arm", "repeat", "rank", "what", "try"]
     begun = evidence.events("begun").reindex(columns=keys)
     ended = evidence.events("attempt").assign(ended=True)
     ended = ended.drop(columns=[name for name in ("pid", "t_ns") if name in ended])
@@ -47,7 +47,7 @@ def attempts(evidence: Evidence, what: str | None = None) -> pd.DataFrame:
     found = begun.astype(object).merge(ended.astype(object), on=keys, how="left")
     found["ended"] = found["ended"].eq(True)
     found = found[found["arm"].isin(ARMS) & (found["what"].eq(what) if what is not None else True)]
-    found = found.drop(columns="number").reset_index(drop=True)
+    found = found.drop(columns="try").reset_index(drop=True)
     extra = [name for name in found if name not in COLUMNS]
     return found[[*COLUMNS, *extra]].astype(COLUMNS).infer_objects()
 

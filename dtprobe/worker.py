@@ -70,7 +70,7 @@ def attempt(what: str, *, environ: Mapping[str, str] = os.environ, **fields: str
     exception's type `error` and its `text` (both empty where none was raised), and the fields. `dtprobe.symptoms.attempts` reads both.
     """
     number = next(_numbers)
-    record("begun", environ=environ, what=what, number=number)
+    record("begun", environ=environ, what=what, **{"try": number})
     made = Attempt(dict(fields))
     began = time.perf_counter()
     try:
@@ -82,11 +82,10 @@ def attempt(what: str, *, environ: Mapping[str, str] = os.environ, **fields: str
         "attempt",
         environ=environ,
         what=what,
-        number=number,
         took_s=took_s,
         error=made.error,
         text=made.text,
-        **made.fields,
+        **{**made.fields, "try": number},
     )
 
 

@@ -56,7 +56,7 @@ class Agreement:
 
     All members make the same number of calls of `reach`; one thread at a time is let in. The store is used through a
     connection of its own where it can be cloned: a waiting TCPStore client blocks every other user of the same client.
-    Raises FrameworkError when the store cannot append (`torch.distributed.FileStore` cannot).
+    Raises FrameworkError when the store cannot append (`torch.distributed.FileStore` cannot), StoreLost when it is gone.
     """
 
     def __init__(self, store: Any, *, rank: int, members: tuple[int, ...], prefix: str, board: str = BOARD) -> None:
@@ -64,8 +64,11 @@ class Agreement:
             raise FrameworkError(
                 f"{type(store).__name__} cannot append to a key", "use TCPStore or dtprobe.framework.stores.SafeFileStore"
             )
-        self._store: KeyValueStore | None = store.clone()
         self._rank = rank
+        try:
+            self._store: KeyValueStore | None = store.clone()
+        except dist.DistError as error:
+            raise self._lost(f"agreement {prefix}", error) from None
         self._members = members
         self._prefix = prefix
         self._board = board

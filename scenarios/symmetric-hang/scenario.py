@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Mitigation, Scenario, Verdict, VerdictKind, flight_recorder, symptoms
+from dtprobe import Arm, Scenario, Verdict, VerdictKind, flight_recorder, symptoms
 from dtprobe.catalog import load_module
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ blackhole = mtu.with_variant(
     default=False,
     title="All packets of one rank vanish: all have entered, none completes",
     fault=Arm("worker.py", args=ON, faults=(HOLE,)),
-    mitigated=Arm("worker.py", args=(*ON, "--checked"), faults=(HOLE,)),
-    no_cure_because="",
+    no_cure_because="a collective that is under way when the packets vanish ends by its timeout; dtprobe.framework.checked names the rank"
+    " only where the hole opens between two collectives",
 )
 
 
@@ -85,19 +85,10 @@ def judge(evidence: Evidence) -> Verdict:
     if together and timed.any():
         whole = len(together) == len(runs) and not fault["named"].any()
         kind = VerdictKind.REPRODUCED if whole else VerdictKind.PARTLY
-    cured = ""
-    others = failed[failed["arm"].eq("mitigated") & failed["rank"].ne(CUT_OFF)]
-    expected = int((evidence.outcomes["arm"].eq("mitigated") & evidence.outcomes["rank"].ne(CUT_OFF)).sum())
-    mitigation = Mitigation.NONE
-    if evidence.ran("mitigated"):
-        held = expected > 0 and len(others) == expected and bool(others["named"].all())
-        mitigation = Mitigation.HELD if held else Mitigation.FAILED
-        cured = f" Checked: {int(others['named'].sum())} of {expected} other ranks raised an error that names rank {CUT_OFF}."
     text = str(fault.loc[timed, "text"].iloc[0]).partition("] ")[2][:80] if timed.any() else ""
     alarms = int(evidence.suspicions["arm"].eq("control").sum())
     return Verdict(
         kind=kind,
-        mitigation=mitigation,
         control_healthy=symptoms.ended_well(evidence, "control") and symptoms.unmarred(steps, "control") and not alarms,
         metrics={
             "steps_failed": symptoms.share(steps, steps["error"].fillna("").ne("")),
@@ -108,7 +99,7 @@ def judge(evidence: Evidence) -> Verdict:
         f" {len(fault)} errors by the timeout"
         + (f' ("{text}")' if text else "")
         + f", {int(fault['named'].sum())} naming a rank. dtprobe's watch called it symmetric in {len(called)} of {len(runs)} runs,"
-        f" before the first rank gave up in {len(in_time)}.{cured}",
+        f" before the first rank gave up in {len(in_time)}.",
     )
 
 

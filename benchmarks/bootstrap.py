@@ -12,15 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from datetime import timedelta
 from typing import Any
 
 import psutil
+from _ranks import free_port, outputs
 from rich.console import Console
 from rich.table import Table
 
@@ -55,36 +54,9 @@ def _shown(times: list[float]) -> str:
 
 def measured(size: int, options: argparse.Namespace) -> dict[str, Any]:
     """Start `size` ranks of this program; what rank 1 measured."""
-    ports = []
-    for _ in range(options.rounds + 1):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            ports.append(str(probe.getsockname()[1]))
-    common = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": ports[0],
-        "PORTS": ",".join(ports),
-        "WORLD_SIZE": str(size),
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, __file__, "--cycles", str(options.cycles), "--rounds", str(options.rounds)]
-    processes = [
-        subprocess.Popen(
-            command,
-            env=os.environ | common | {"RANK": str(number), "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(size)
-    ]
-    try:
-        outputs = [process.communicate(timeout=600)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    if any(process.returncode for process in processes):
-        sys.exit("a rank failed")
-    return json.loads(outputs[1])
+    words = ["--cycles", str(options.cycles), "--rounds", str(options.rounds)]
+    ports = ",".join(str(free_port()) for _ in range(options.rounds + 1))
+    return json.loads(outputs(__file__, size, words, environ={"PORTS": ports, "MASTER_PORT": ports.partition(",")[0]})[1])
 
 
 def rank(rounds: int, cycles: int) -> None:

@@ -14,14 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from datetime import timedelta
 from typing import Any
 
+from _ranks import outputs
 from rich.console import Console
 from rich.table import Table
 
@@ -70,29 +69,8 @@ def main() -> None:
 
 def measured(size: int, options: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
     """Start `size` ranks of this program; what rank 0 measured, a dict a round: schedule -> kind -> seconds a step."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__]
-    command += ["--steps", str(options.steps), "--rounds", str(options.rounds), "--width", str(options.width)]
-    processes = [
-        subprocess.Popen(
-            command,
-            env=os.environ | common | {"RANK": str(number), "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(size)
-    ]
-    try:
-        outputs = [process.communicate(timeout=600)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    if any(process.returncode for process in processes):
-        sys.exit("a rank failed")
-    return json.loads(outputs[0])
+    words = ["--steps", str(options.steps), "--rounds", str(options.rounds), "--width", str(options.width)]
+    return json.loads(outputs(__file__, size, words)[0])
 
 
 def rank(options: argparse.Namespace) -> None:

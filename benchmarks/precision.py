@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 import warnings
@@ -23,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from _ranks import outputs
 from rich.console import Console
 from rich.table import Table
 
@@ -55,28 +54,8 @@ def main() -> None:
 
 def started(size: int, part: str, options: argparse.Namespace) -> list[dict[str, str]]:
     """Start `size` ranks of this program for one part; the rows that rank 0 found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, part, "--steps", str(options.steps), "--rounds", str(options.rounds)]
-    processes = [
-        subprocess.Popen(
-            command,
-            env=os.environ | common | {"RANK": str(number), "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(size)
-    ]
-    try:
-        outputs = [process.communicate(timeout=1200)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    if any(process.returncode for process in processes):
-        sys.exit(f"a rank of {part} failed")
-    return json.loads(outputs[0])
+    words = [part, "--steps", str(options.steps), "--rounds", str(options.rounds)]
+    return json.loads(outputs(__file__, size, words, timeout_s=1200)[0])
 
 
 def rank(options: argparse.Namespace) -> None:

@@ -13,15 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from _ranks import outputs
 from rich.console import Console
 from rich.table import Table
 
@@ -100,27 +99,7 @@ def cipher_table(found: dict[str, list[dict[str, float]]]) -> Table:
 
 def measured(options: argparse.Namespace) -> list[dict[str, dict[str, list[float]]]]:
     """Start the ranks of this program; what rank 0 measured, a dict a round: work -> kind -> wall and processor seconds a call."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(options.ranks), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--rounds", str(options.rounds)],
-            env=os.environ | common | {"RANK": str(number), "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(options.ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=600)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    if any(process.returncode for process in processes):
-        sys.exit("a rank failed")
-    return json.loads(outputs[0])
+    return json.loads(outputs(__file__, options.ranks, ["--rounds", str(options.rounds)])[0])
 
 
 def operations_table(rounds: list[dict[str, dict[str, list[float]]]], options: argparse.Namespace) -> Table:

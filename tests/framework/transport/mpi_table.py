@@ -29,7 +29,8 @@ OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced")
 MOVES = ("broadcast", "all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single", "uneven_all_to_all", "gather",
          "scatter", "send_recv", "recv_any", "all_gather_coalesced")  # fmt: skip
-QUICK_SIZES, FULL_SIZES = (0, 1, 5, 1000), (0, 1, 2, 5, 64, 1000, 4097, 65_536)
+# the last of each is large enough to be summed by exchange, in every dtype on four ranks, in unequal parts
+QUICK_SIZES, FULL_SIZES = (0, 1, 5, 66_001), (0, 1, 2, 5, 64, 1000, 4097, 66_001)
 
 
 @dataclass(frozen=True)
@@ -278,6 +279,16 @@ def compared(kind: str, gloo: dist.ProcessGroup, ours: dist.ProcessGroup) -> dic
         bits = exact(case, dist.get_world_size())
         if len(expected) != len(found) or not all(same(a, b, bits=bits) for a, b in zip(expected, found, strict=True)):
             different.append(f"{case}: {expected} {found}")
+    # many under way at once, waited for in another order than they were issued
+    many = [tensor(Case("", torch.float32, 9000 * (each % 4)), dist.get_rank(), each) for each in range(24)]
+    sums = [each.clone() for each in many]
+    for each in many:
+        dist.all_reduce(each, group=gloo)
+    works = [dist.all_reduce(each, group=ours, async_op=True) for each in sums]
+    for work in reversed(works):
+        work.wait()
+    bits = dist.get_world_size() == 2
+    different += [f"many {n}" for n, (a, b) in enumerate(zip(many, sums, strict=True)) if not same(a, b, bits=bits)]
     # the comparison itself must be able to see a difference
     one, other = (run(Case("all_reduce", torch.float32, 5, op), 0, ours) for op in ("SUM", "MAX"))
     return {

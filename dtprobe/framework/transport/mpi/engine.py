@@ -217,6 +217,7 @@ class Engine:
             self.channels.pop(channel.name, None)
             if channel.failure is None:
                 channel.comm.Free()
+                channel.beside.Free()
 
     def _spinning(self) -> bool:
         """A few rounds without sleep after something moved: small operations between processes of one host take microseconds."""
@@ -244,21 +245,23 @@ class Engine:
         call.ended.set()
 
     def _start(self, operation: Operation) -> None:
-        channel = operation.channel
-        if channel.failure is not None:
-            operation.work.settle(channel.failure)
-            return
+        if operation.channel.failure is not None:
+            operation.work.settle(operation.channel.failure)
+        elif self._begin_round(operation, operation.start):
+            self._flying.append(operation)
+
+    def _begin_round(self, operation: Operation, start: Callable[[], list[MPI.Request]]) -> bool:
         try:
-            operation.requests = operation.start()
+            operation.requests = start()
         except self._mpi.Exception as error:
             self.fail(operation, self._typed(operation, error))
-            return
+            return False
         except Exception as error:  # noqa: BLE001  (mpi4py's own checks: it belongs to whoever waits for the operation)
             self.fail(operation, MpiFailed(f"{operation.what}: mpi4py refused it: {error}"))
-            return
+            return False
         operation.statuses = [self._mpi.Status() for _ in operation.requests]
-        self._flying.append(operation)
         self._moved()
+        return True
 
     def _look(self, operation: Operation) -> None:
         if operation not in self._flying:
@@ -269,6 +272,10 @@ class Engine:
             failure = self._typed(operation, error)
             if operation in self._flying:  # what another rank says about it may have come in between
                 self.fail(operation, failure)
+            return
+        if done and operation.then is not None:
+            start, operation.then = operation.then, None
+            self._begin_round(operation, start)
             return
         if done:
             self._flying.remove(operation)

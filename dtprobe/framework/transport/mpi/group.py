@@ -19,11 +19,15 @@ from dtprobe.framework.transport.mpi import tensors as t
 from dtprobe.framework.transport.mpi.collectives import Collectives, listed
 from dtprobe.framework.transport.mpi.engine import Engine
 from dtprobe.framework.transport.mpi.errors import RankDisagreement, Unsupported
+from dtprobe.framework.transport.mpi.exchange import Exchange
 from dtprobe.framework.transport.mpi.operation import Channel, Operation
 from dtprobe.framework.transport.mpi.parts import Tensors
 from dtprobe.framework.transport.mpi.work import JoinedWork, MpiWork
 
 REMEDY = "start every rank with mpirun, and take rank and world size from MPI (register() sets RANK and WORLD_SIZE)"
+
+_TAGS = 2**15 - 2
+"""MPI grants tags up to 2**15 - 1; sums so far apart are never under way together."""
 
 
 class MpiGroup(Collectives):
@@ -40,6 +44,7 @@ class MpiGroup(Collectives):
         self._order = threading.Lock()
         self._batch: list[MpiWork] | None = None
         self._ended = False
+        self._sums = 0
         self._splits_made: Counter[tuple[int, ...]] = Counter()
 
     # what torch asks of a group beside collectives
@@ -191,6 +196,11 @@ class MpiGroup(Collectives):
     def _comm(self) -> MPI.Intracomm:
         return self._channel.comm
 
+    def _sum(self, memory: torch.Tensor, how: t.Reduction) -> Exchange:
+        self._sums += 1
+        first = 2 * self._sums % _TAGS
+        return Exchange(self._channel.beside, memory, how, (first, first + 1))
+
     def _collective(
         self,
         what: str,
@@ -198,8 +208,9 @@ class MpiGroup(Collectives):
         opts: Any,
         start: Callable[[], list[MPI.Request]],
         finish: Callable[[], None],
+        then: Callable[[], list[MPI.Request]] | None = None,
     ) -> MpiWork:
-        return self._issue(what, outputs, opts, start, lambda _: finish(), None)
+        return self._issue(what, outputs, opts, start, lambda _: finish(), None, then)
 
     def _issue(
         self,
@@ -209,6 +220,7 @@ class MpiGroup(Collectives):
         start: Callable[[], list[MPI.Request]],
         finish: Callable[[list[MPI.Status]], int | None],
         peer: int | None,
+        then: Callable[[], list[MPI.Request]] | None = None,
     ) -> MpiWork:
         """`opts` is None for point-to-point, with `peer` as its other side, where there is one."""
         if self._ended:
@@ -238,6 +250,7 @@ class MpiGroup(Collectives):
                     number=number,
                     needs=tuple(others if peer is None else [self._world(peer)]),
                     finish=finish,
+                    then=then,
                     can_cancel=what.startswith("recv"),
                 )
             )
@@ -260,10 +273,10 @@ def make_group(engine: Engine, name: str, members: tuple[int, ...], rank: int, s
         comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(members))
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         engine.channels[name] = channel
-        return comm
+        return comm, comm.Dup()
 
     try:
-        channel.comm = engine.call(f"creation of group {name!r}", make, timeout_s)
+        channel.comm, channel.beside = engine.call(f"creation of group {name!r}", make, timeout_s)
     except MPI.Exception as error:
         raise GroupFailed(f"MPI could not make group {name!r}: {error.Get_error_string()}", ranks=members) from None
     return MpiGroup(engine, channel, store, rank, timeout)

@@ -121,6 +121,11 @@ def reduced(tensor: torch.Tensor, how: Reduction, *, own: bool, read: bool = Tru
     return flat
 
 
+def exchanged(tensor: torch.Tensor, *, read: bool = True) -> Flat:
+    """`tensor` as it crosses when ranks add up parts of it: half precision as it is, complex numbers as pairs."""
+    return _flat(tensor, tensor.dtype if tensor.dtype in _ROUNDED else _wire(tensor.dtype), read)
+
+
 def _flat(tensor: torch.Tensor, wire: torch.dtype, read: bool) -> Flat:
     tensor = tensor.detach()
     plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()

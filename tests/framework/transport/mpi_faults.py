@@ -67,11 +67,12 @@ def late() -> dict[str, Any]:
     """Rank 1 does not join a collective of one group; the other groups go on."""
     rank, size = dist.get_rank(), dist.get_world_size()
     short = dist.new_group(timeout=datetime.timedelta(seconds=1.5))
-    receive = caught(lambda: dist.recv(torch.ones(1), 1, group=short, tag=5)) if rank == 0 else {}
+    waiting = dist.irecv(torch.ones(1), 1, group=short, tag=5) if rank == 0 else None
     dist.barrier()
     if rank == 1:
         time.sleep(2)  # awake or asleep, its engine answers
     told = caught(lambda: dist.all_reduce(torch.ones(3), group=short))
+    receive = caught(waiting.wait) if waiting is not None else {}
     again = caught(lambda: dist.all_reduce(torch.ones(3), group=short))
     x = torch.ones(1)
     dist.all_reduce(x)

@@ -15,10 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
 from dtprobe import attempt
+from dtprobe.worker import together
 
 PEER = "worker1"
 
@@ -108,14 +110,19 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--registry", action="store_true")
     args = parser.parse_args()
-    rank = int(os.environ["RANK"])
-    url = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # RPC's store would end with rank 0's shutdown, in which the other rank may still need it: RPC shares this one
+    store = dist.TCPStore(host, port, size, True, wait_for_workers=False, multi_tenant=True) if rank == 0 else None
+    url = f"tcp://{host}:{port}"
     options = rpc.TensorPipeRpcBackendOptions(init_method=url, rpc_timeout=60)
     with registry() if args.registry else contextlib.nullcontext():
-        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=int(os.environ["WORLD_SIZE"]), rpc_backend_options=options)
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size, rpc_backend_options=options)
         if rank == 0:
             ask(args.plain)
         rpc.shutdown()
+    together(size, patience_s=30)
+    del store
 
 
 if __name__ == "__main__":

@@ -46,13 +46,18 @@ def refused() -> dict[str, Any]:
         "splits": lambda: dist.all_to_all_single(torch.ones(2 * size), torch.ones(2 * size), [1] * size, [2] * size),
     }
     said = {name: caught(attempt) for name, attempt in attempts.items()}
-    said["too long a message"] = caught(lambda: dist.send(torch.ones(9), 0, tag=1)) if rank == 1 else {}
+    room = torch.zeros(60_000)
+    if rank == 1:
+        dist.send(torch.ones(30_000), 0, tag=1)
     if rank == 0:
-        said["too long a message"] = caught(lambda: dist.recv(torch.ones(3), 1, tag=1))
+        said["too long a message"] = caught(lambda: dist.recv(room[:10_000], 1, tag=1))
+        said["too long a message"]["overwritten"] = int(room.count_nonzero())
         said["too short a message"] = caught(lambda: dist.recv(torch.ones(3), 1, tag=2))
     elif rank == 1:
         dist.send(torch.ones(2), 0, tag=2)
     dist.all_reduce(x)
+    uneven = dist.new_group()
+    said["other sizes"] = caught(lambda: dist.all_reduce(torch.ones(20_000 + 4 * (rank == 2)), group=uneven))
     made = dist.group.WORLD.split_group([2, 0], group_name="turned")  # type: ignore[union-attr]
     order = [torch.zeros(1), torch.zeros(1)]
     if made is not None:

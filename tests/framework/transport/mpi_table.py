@@ -6,6 +6,7 @@ What is bit-equal and what only close: see `exact`. Inputs are seeded by rank an
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -280,12 +281,16 @@ def compared(kind: str, gloo: dist.ProcessGroup, ours: dist.ProcessGroup) -> dic
         bits = exact(case, dist.get_world_size())
         if len(expected) != len(found) or not all(same(a, b, bits=bits) for a, b in zip(expected, found, strict=True)):
             different.append(f"{case}: {expected} {found}")
-    # many under way at once, waited for in another order than they were issued
-    many = [tensor(Case("", torch.float32, 9000 * (each % 4)), dist.get_rank(), each) for each in range(24)]
+    # many under way at once, at another stage on each rank, waited for in another order than they were issued
+    many = [tensor(Case("", torch.float32, 20_000 * (each % 4)), dist.get_rank(), each) for each in range(24)]
     sums = [each.clone() for each in many]
     for each in many:
         dist.all_reduce(each, group=gloo)
-    works = [dist.all_reduce(each, group=ours, async_op=True) for each in sums]
+    works = []
+    for place, each in enumerate(sums):
+        works.append(dist.all_reduce(each, group=ours, async_op=True))
+        if place == 1 and dist.get_rank() == 1:
+            time.sleep(0.2)  # the second, a large one, is done on this rank before the third begins, and not on the others
     for work in reversed(works):
         work.wait()
     bits = dist.get_world_size() == 2

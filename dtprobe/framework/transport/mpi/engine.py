@@ -217,7 +217,7 @@ class Engine:
             self.channels.pop(channel.name, None)
             if channel.failure is None:
                 channel.comm.Free()
-                channel.beside.Free()
+                channel.beside.comm.Free()
 
     def _spinning(self) -> bool:
         """A few rounds without sleep after something moved: small operations between processes of one host take microseconds."""
@@ -256,10 +256,12 @@ class Engine:
         except self._mpi.Exception as error:
             self.fail(operation, self._typed(operation, error))
             return False
+        except FrameworkError as error:
+            self.fail(operation, error)
+            return False
         except Exception as error:  # noqa: BLE001  (mpi4py's own checks: it belongs to whoever waits for the operation)
             self.fail(operation, MpiFailed(f"{operation.what}: mpi4py refused it: {error}"))
             return False
-        operation.statuses = [self._mpi.Status() for _ in operation.requests]
         self._moved()
         return True
 
@@ -293,7 +295,7 @@ class Engine:
 
     def _complete(self, operation: Operation) -> None:
         try:
-            source = operation.finish(operation.statuses)
+            source = operation.finish()
         except FrameworkError as error:
             operation.work.settle(error)
         except RuntimeError as error:
@@ -330,8 +332,8 @@ class Engine:
             if request == self._mpi.REQUEST_NULL:
                 continue
             try:
-                if operation.can_cancel:
-                    request.Cancel()
+                if hasattr(request, "drop"):
+                    request.drop()
                 if not request.Test():
                     self._kept.append(operation)
                     return False

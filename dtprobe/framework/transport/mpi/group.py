@@ -22,6 +22,7 @@ from dtprobe.framework.transport.mpi.errors import RankDisagreement, Unsupported
 from dtprobe.framework.transport.mpi.exchange import Exchange
 from dtprobe.framework.transport.mpi.operation import Channel, Operation
 from dtprobe.framework.transport.mpi.parts import Tensors
+from dtprobe.framework.transport.mpi.receive import Mailbox, Receive
 from dtprobe.framework.transport.mpi.work import JoinedWork, MpiWork
 
 REMEDY = "start every rank with mpirun, and take rank and world size from MPI (register() sets RANK and WORLD_SIZE)"
@@ -151,9 +152,7 @@ class MpiGroup(Collectives):
         def start() -> list[MPI.Request]:
             return [self._comm.Isend(t.spec(flat.memory), dstRank, tag)]
 
-        return self._issue(
-            f"send to rank {self._world(dstRank)} with tag {tag}", [tensor], None, start, lambda _: None, dstRank
-        )
+        return self._issue(f"send to rank {self._world(dstRank)} with tag {tag}", [tensor], None, start, lambda: None, dstRank)
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> MpiWork:
         return self._receive(f"recv from rank {self._world(srcRank)} with tag {tag}", tensors, srcRank, tag)
@@ -165,16 +164,20 @@ class MpiGroup(Collectives):
         (tensor,) = listed(tensors)
         t.check("recv", tensor)
         flat = t.moved(tensor, read=False)
+        taken: list[Receive] = []
 
-        def start() -> list[MPI.Request]:
-            return [self._comm.Irecv(t.spec(flat.memory), MPI.ANY_SOURCE if source is None else source, tag)]
+        def start() -> list[Any]:
+            box: Mailbox = self._channel.box
+            taken.append(box.receive(flat.memory, MPI.ANY_SOURCE if source is None else source, tag))
+            return list(taken)
 
-        def finish(statuses: list[MPI.Status]) -> int:
-            came = statuses[0].Get_count(t.moving(flat.memory))
-            if came != flat.memory.numel():
-                raise Unsupported(f"{what}: {came} elements came, {flat.memory.numel()} were expected", "send what is received")
+        def finish() -> int:
+            if not taken[0].fits:
+                raise Unsupported(
+                    f"{what}: {taken[0].came} elements came, {flat.memory.numel()} were expected", "receive what is sent"
+                )
             flat.deliver()
-            return statuses[0].Get_source()
+            return taken[0].source
 
         return self._issue(what, [tensor], None, start, finish, source)
 
@@ -210,7 +213,7 @@ class MpiGroup(Collectives):
         finish: Callable[[], None],
         then: Callable[[], list[MPI.Request]] | None = None,
     ) -> MpiWork:
-        return self._issue(what, outputs, opts, start, lambda _: finish(), None, then)
+        return self._issue(what, outputs, opts, start, finish, None, then)
 
     def _issue(
         self,
@@ -218,7 +221,7 @@ class MpiGroup(Collectives):
         outputs: Tensors,
         opts: Any,
         start: Callable[[], list[MPI.Request]],
-        finish: Callable[[list[MPI.Status]], int | None],
+        finish: Callable[[], int | None],
         peer: int | None,
         then: Callable[[], list[MPI.Request]] | None = None,
     ) -> MpiWork:
@@ -251,7 +254,6 @@ class MpiGroup(Collectives):
                     needs=tuple(others if peer is None else [self._world(peer)]),
                     finish=finish,
                     then=then,
-                    can_cancel=what.startswith("recv"),
                 )
             )
         if self._batch is not None:
@@ -276,9 +278,10 @@ def make_group(engine: Engine, name: str, members: tuple[int, ...], rank: int, s
         return comm, comm.Dup()
 
     try:
-        channel.comm, channel.beside = engine.call(f"creation of group {name!r}", make, timeout_s)
+        comm, beside = engine.call(f"creation of group {name!r}", make, timeout_s)
     except MPI.Exception as error:
         raise GroupFailed(f"MPI could not make group {name!r}: {error.Get_error_string()}", ranks=members) from None
+    channel.comm, channel.box, channel.beside = comm, Mailbox(comm), Mailbox(beside)
     return MpiGroup(engine, channel, store, rank, timeout)
 
 

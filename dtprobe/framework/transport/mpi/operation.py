@@ -24,8 +24,10 @@ class Channel:
     shown: str
     members: tuple[int, ...]
     comm: Any = None
+    box: Any = None
+    """Receives on `comm`."""
     beside: Any = None
-    """A second communicator of the same members, for the messages of sums by exchange."""
+    """Receives on a second communicator of the same members, for the messages of sums by exchange."""
     issued: int = 0
     """How many collectives this rank has issued on it."""
     doing: str = "nothing yet"
@@ -46,18 +48,16 @@ class Operation:
     """Its place among the collectives of the channel; None for point-to-point."""
     needs: tuple[int, ...]
     """Global ranks without which it cannot complete."""
-    finish: Callable[[list[MPI.Status]], int | None]
+    finish: Callable[[], int | None]
+    """Runs when all is complete; gives the rank a message came from, where that is the question."""
     then: Callable[[], list[MPI.Request]] | None = None
     """Gives the requests of a second round once those of the first are complete."""
-    can_cancel: bool = False
-    requests: list[MPI.Request] = field(default_factory=list)
-    statuses: list[MPI.Status] = field(default_factory=list)
+    requests: list[Any] = field(default_factory=list)
     asked: bool = False
 
     def test(self, null: MPI.Request) -> bool:
-        """Whether all requests are complete; raises MPI's error. A complete request becomes null and keeps its status."""
-        pairs = zip(self.requests, self.statuses, strict=True)
-        return all([request.Test(status) for request, status in pairs if request != null])
+        """Whether all requests are complete; raises MPI's error. A complete request becomes null."""
+        return all([request.Test() for request in self.requests if request != null])
 
     @property
     def ask_at(self) -> float:

@@ -74,7 +74,7 @@ class Talk:
     def revoked(self, channel: Channel) -> bool:
         """Whether a member gave the group up by means of MPI."""
         try:
-            return channel.comm.Is_revoked() or channel.beside.Is_revoked()
+            return channel.comm.Is_revoked() or channel.beside.comm.Is_revoked()
         except (MPI.Exception, NotImplementedError):
             return False
 
@@ -94,7 +94,7 @@ class Talk:
         self._broken = True
         try:
             channel.comm.Revoke()
-            channel.beside.Revoke()
+            channel.beside.comm.Revoke()
         except (MPI.Exception, NotImplementedError):
             return  # not fault tolerant: the requests stay, and with them their memory
 

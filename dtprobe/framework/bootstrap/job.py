@@ -130,7 +130,7 @@ def _start(
         ports = _agree_on_success(agreement, failure, opened, backend, left())
         world = scoped_world()
         world.connected(Wires.among(opened, ports))
-        c10d._set_pg_timeout(timedelta(seconds=timeout_s), world)
+        _set_timeout(world, timedelta(seconds=timeout_s))
         groups = Groups(timeout_s=timeout_s)
         undo.callback(groups.close)
         undo.push(_Goodbye(agreement, where, store, deadline_s))
@@ -175,6 +175,14 @@ def _agree_on_success(agreement: Agreement, failure: str, opened: Opened, backen
     if "wrong" in verdict:
         raise StartFailed(f"the default group ({backend}) could not be made: {verdict['wrong']}", ranks=verdict["ranks"])
     return list(verdict["ports"])
+
+
+def _set_timeout(world: ScopedGroup, timeout: timedelta) -> None:
+    """torch's own call reaches only its C++ back ends; a group written in Python has a method for it."""
+    if type(world.inner) is dist.ProcessGroup:
+        c10d._set_pg_timeout(timeout, world)
+    else:
+        world.inner.set_timeout(timeout)
 
 
 def _end_world() -> None:

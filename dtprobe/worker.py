@@ -67,7 +67,7 @@ def attempt(what: str, *, environ: Mapping[str, str] = os.environ, **fields: str
     """Try the block and record how it ended; an Exception that it raises is recorded and goes no further.
 
     Two observations: `begun`, so that a try in which the rank hangs or dies is seen, and `attempt` with `took_s`, the
-    exception's type `error` and its `text` (both empty where none was raised), and the fields. `dtprobe.symptoms.attempts` reads both.
+    exception's type `error` and its `text` (both empty where none was raised), and the fields. `dtprobe.authoring.symptoms.attempts` reads both.
     """
     number = next(_numbers)
     record("begun", environ=environ, what=what, **{"try": number})

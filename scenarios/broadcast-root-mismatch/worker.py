@@ -1,4 +1,4 @@
-"""Ranks that broadcast from rank 0, and one that broadcasts from itself. See `dtprobe.mismatch.work` for the trials and options.
+"""Ranks that broadcast from rank 0, and one that broadcasts from itself. See `dtprobe.authoring.mismatch.work` for the trials and options.
 
 By hand, once for each rank: `RANK=0 WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python worker.py --differs`
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from dtprobe import mismatch
+from dtprobe.authoring import mismatch
 
 
 def bring(rank: int, size: int, differs: bool, device: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from dtprobe import attempt, record
+from dtprobe.authoring.rendezvous import COME_S, join
 from dtprobe.framework.bootstrap import resolve, start
-from dtprobe.rendezvous import COME_S, join
 
 
 def train(steps: int, rank: int, device: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtprobe import Scenario, Verdict, mismatch
+from dtprobe import Scenario, Verdict
+from dtprobe.authoring import mismatch
 
 if TYPE_CHECKING:
     from dtprobe import Evidence

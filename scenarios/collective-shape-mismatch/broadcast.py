@@ -1,4 +1,4 @@
-"""A root that broadcasts 4 elements, and a rank that expects 6. See `dtprobe.mismatch.work` for the trials and options.
+"""A root that broadcasts 4 elements, and a rank that expects 6. See `dtprobe.authoring.mismatch.work` for the trials and options.
 
 By hand, once for each rank: `RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python broadcast.py --differs`
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from dtprobe import mismatch
+from dtprobe.authoring import mismatch
 
 
 def bring(rank: int, size: int, differs: bool, device: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,8 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Scenario, Verdict, VerdictKind, mismatch
+from dtprobe import Arm, Scenario, Verdict, VerdictKind
+from dtprobe.authoring import mismatch
 
 if TYPE_CHECKING:
     from dtprobe import Evidence

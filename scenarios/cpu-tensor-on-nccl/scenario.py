@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Mitigation, Scenario, Verdict, VerdictKind, symptoms, tries
+from dtprobe import Arm, Mitigation, Scenario, Verdict, VerdictKind
+from dtprobe.authoring import symptoms, tries
 
 if TYPE_CHECKING:
     from dtprobe import Evidence

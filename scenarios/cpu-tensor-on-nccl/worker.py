@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dtprobe import attempt
-from dtprobe.rendezvous import COME_S
+from dtprobe.authoring.rendezvous import COME_S
 
 
 def register_fake() -> str:

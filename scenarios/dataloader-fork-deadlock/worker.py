@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from dtprobe import attempt, record
-from dtprobe.rendezvous import join
+from dtprobe.authoring.rendezvous import join
 
 RENEWS = 1
 

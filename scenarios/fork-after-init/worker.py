@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from dtprobe import attempt, record
+from dtprobe.authoring.rendezvous import COME_S, join
 from dtprobe.framework.bootstrap import resolve, start
-from dtprobe.rendezvous import COME_S, join
 
 TICK_S = 0.05
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dtprobe import Scenario, flight_recorder, proc, symptoms
+from dtprobe import Scenario, flight_recorder, proc
+from dtprobe.authoring import symptoms
 from dtprobe.catalog import load_module
 
 if TYPE_CHECKING:

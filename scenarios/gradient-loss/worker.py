@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from dtprobe import attempt, record
-from dtprobe.rendezvous import join
+from dtprobe.authoring.rendezvous import join
 
 Backward = Callable[[torch.Tensor], None]
 Made = tuple[DDP, Backward]

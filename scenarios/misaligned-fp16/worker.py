@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dtprobe import attempt
-from dtprobe.rendezvous import join
+from dtprobe.authoring.rendezvous import join
 
 ALIGNMENT = 32
 N = 1003

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Mitigation, Scenario, Verdict, VerdictKind, symptoms
+from dtprobe import Arm, Mitigation, Scenario, Verdict, VerdictKind
+from dtprobe.authoring import symptoms
 
 if TYPE_CHECKING:
     import pandas as pd

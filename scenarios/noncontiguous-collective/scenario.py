@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Scenario, Verdict, symptoms, tries
+from dtprobe import Arm, Scenario, Verdict
+from dtprobe.authoring import symptoms, tries
 
 if TYPE_CHECKING:
     from dtprobe import Evidence

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dtprobe import attempt
-from dtprobe.rendezvous import join
+from dtprobe.authoring.rendezvous import join
 
 N = 8
 OUTSIDE = -1.0

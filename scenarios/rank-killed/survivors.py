@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Metric, Mitigation, Verdict, VerdictKind, symptoms
+from dtprobe import Arm, Metric, Mitigation, Verdict, VerdictKind
+from dtprobe.authoring import symptoms
 
 if TYPE_CHECKING:
     import pandas as pd

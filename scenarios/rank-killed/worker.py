@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dtprobe import attempt, record
-from dtprobe.rendezvous import join
+from dtprobe.authoring.rendezvous import join
 
 GROWS = 1
 GROWS_AT = 12

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from dtprobe import attempt, record
+from dtprobe.authoring.rendezvous import join
 from dtprobe.framework.groups import Groups
-from dtprobe.rendezvous import join
 
 
 @contextlib.contextmanager

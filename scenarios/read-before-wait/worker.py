@@ -19,7 +19,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d as c10d
 
 from dtprobe import attempt
-from dtprobe.rendezvous import join
+from dtprobe.authoring.rendezvous import join
 
 N = 1024
 PATIENCE_S = 2.0

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dtprobe import attempt
-from dtprobe.rendezvous import join
+from dtprobe.authoring.rendezvous import join
 
 SCALE = 32.0
 COMMON, LONE, CULPRIT = 2, 4, 1

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from dtprobe import attempt
-from dtprobe.rendezvous import COME_S, join
+from dtprobe.authoring.rendezvous import COME_S, join
 
 N = 1024
 

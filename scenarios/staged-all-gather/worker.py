@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from dtprobe import attempt
-from dtprobe.rendezvous import join
+from dtprobe.authoring.rendezvous import join
 
 N = 1 << 20
 

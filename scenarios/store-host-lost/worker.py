@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 
 from dtprobe import attempt, record
+from dtprobe.authoring.rendezvous import COME_S, join
 from dtprobe.framework.bootstrap import resolve, start
 from dtprobe.framework.errors import MissingRanks
-from dtprobe.rendezvous import COME_S, join
 
 PAUSE_S = 1.0
 

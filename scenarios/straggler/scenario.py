@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Scenario, Verdict, VerdictKind, symptoms
+from dtprobe import Arm, Scenario, Verdict, VerdictKind
+from dtprobe.authoring import symptoms
 from dtprobe.catalog import load_module
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dtprobe import attempt, record
-from dtprobe.rendezvous import join
+from dtprobe.authoring.rendezvous import join
 
 SIZE = 128
 SPREAD = 0.8

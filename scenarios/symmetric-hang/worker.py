@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dtprobe import attempt, record
-from dtprobe.rendezvous import join
+from dtprobe.authoring.rendezvous import join
 
 SMALL_STEPS = 10
 FEW = 4

@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 from dtprobe import attempt, record
+from dtprobe.authoring.rendezvous import join
 from dtprobe.framework.groups import Groups, ScopedGroup
 from dtprobe.framework.interrupt import interruptible
-from dtprobe.rendezvous import join
 
 PRESS_S = 1.0
 

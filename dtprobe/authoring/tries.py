@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dtprobe import symptoms
+from dtprobe.authoring import symptoms
 from dtprobe.scenario import Metric, Mitigation, Verdict, VerdictKind
 
 if TYPE_CHECKING:

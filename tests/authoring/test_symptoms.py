@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from dtprobe import Metric, VerdictKind, symptoms
+from dtprobe import Metric, VerdictKind
+from dtprobe.authoring import symptoms
 from dtprobe.evidence import OUTCOMES, Evidence
 from dtprobe.readers.events import read_events
 from dtprobe.worker import attempt

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dtprobe import symptoms
+from dtprobe.authoring import symptoms
 from dtprobe.scenario import Arm, Metric, Mitigation, Verdict, VerdictKind
 from dtprobe.worker import attempt
 

@@ -69,7 +69,7 @@ if rank == 1:
 else:
     until(lambda: ended(1))
 """
-    job.run("process:stop,rank=1,after_s=0.2,for_s=1", job.command(code))
+    job.run("process:stop,rank=1,after_s=1.5,for_s=1", job.command(code))
     assert job.said(1) == ["stood still"] and (job.exit_of(0), job.exit_of(1)) == (0, 0)
     (one,) = job.fired()
     assert one.rank == 1 and one.ended_ns - one.t_ns > 0.9e9
@@ -144,7 +144,7 @@ if rank == 1:
 else:
     until(lambda: ended(1))
 """
-    job.run("process:gil,rank=1,after_s=0.2,seconds=1", job.command(code))
+    job.run("process:gil,rank=1,after_s=1.5,seconds=1", job.command(code))
     assert job.said(1) == ["held"]
     (one,) = job.fired()
     assert one.rank == 1 and one.ended_ns - one.t_ns >= 1e9

@@ -306,28 +306,39 @@ Job = Callable[..., list[Any]]
 REGISTER = "from dtprobe.framework.transport import mpi\n"
 
 
-def test_without_a_launcher_the_job_is_a_world_of_one(job: Job):
+@pytest.fixture
+def alone(job: Job, tmp_path: Path) -> Job:
+    """Ranks that no mpirun starts: each is a world of its own to Open MPI, which leaves an empty folder in the temporary one."""
+
+    def run(source: str, environ: dict[str, str | None] | None = None, **options: Any) -> list[Any]:
+        return job(REGISTER + source, environ=lambda rank: {"TMPDIR": str(tmp_path), **(environ or {})}, **options)
+
+    return run
+
+
+def test_without_a_launcher_the_job_is_a_world_of_one(alone: Job):
     bare = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
-    ranks = job(
-        REGISTER
-        + """
+    ranks = alone(
+        """
 where = mpi.register()
 dist.init_process_group(mpi.NAME)
 x = torch.ones(3)
 dist.all_reduce(x)
 half = dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM(0.5), async_op=True)
 future = half.get_future().then(lambda done: done.value()[0].sum().item())
-say(sum=future.wait(), source=where.source, rank=os.environ["RANK"], name=dist.get_backend())
+with open("/proc/self/maps") as maps:
+    shared = "sm_segment" in maps.read()  # Open MPI would leave it in /dev/shm
+say(sum=future.wait(), source=where.source, rank=os.environ["RANK"], name=dist.get_backend(), shared=shared)
 dist.destroy_process_group()
 """,
         processes=1,
-        environ=lambda rank: bare,
+        environ=bare,
     )
-    assert ranks[0].only == {"sum": 1.5, "source": "single", "rank": "0", "name": "dtprobe-mpi"}
+    assert ranks[0].only == {"sum": 1.5, "source": "single", "rank": "0", "name": "dtprobe-mpi", "shared": False}
 
 
-def test_another_launcher_than_mpis_is_refused_with_both_ranks(job: Job):
-    for rank in job(REGISTER + "say(**caught(mpi.register))"):
+def test_another_launcher_than_mpis_is_refused_with_both_ranks(alone: Job):
+    for rank in alone("say(**caught(mpi.register))"):
         assert rank.only["error"] == "RankDisagreement", rank.output
         assert f"RANK={rank.rank}, WORLD_SIZE=2" in rank.only["text"] and "MPI (rank 0 of 1)" in rank.only["text"]
 
@@ -346,10 +357,9 @@ say(torch=init("mpi"), ours=init("dtprobe-mpi"))
     assert ranks[0].only["ours"]["error"] is not None
 
 
-def test_mpi_that_was_initialised_without_threads_is_refused(job: Job):
-    ranks = job(
-        REGISTER
-        + """
+def test_mpi_that_was_initialised_without_threads_is_refused(alone: Job):
+    ranks = alone(
+        """
 import mpi4py
 mpi4py.rc.thread_level = "funneled"
 from mpi4py import MPI
@@ -357,14 +367,14 @@ say(**caught(mpi.register))
 """,
         processes=1,
         world_size=1,
+        environ={"OMPI_MCA_btl": "self"},
     )
     assert ranks[0].only["error"] == "ThreadLevelTooLow" and "FUNNELED" in ranks[0].only["text"]
 
 
-def test_a_forked_process_is_refused_and_does_not_end_mpi_of_its_parent(job: Job):
-    ranks = job(
-        REGISTER
-        + """
+def test_a_forked_process_is_refused_and_does_not_end_mpi_of_its_parent(alone: Job):
+    ranks = alone(
+        """
 mpi.register()
 dist.init_process_group(mpi.NAME)
 read, write = os.pipe()

@@ -85,7 +85,7 @@ def register(environ: MutableMapping[str, str] | None = None, *, timeout_s: floa
     engine = running(timeout_s)
     from dtprobe.framework.transport.mpi import registration
 
-    registration.agree(engine, where)
+    where = registration.agreed(engine, where)
     registration.announce(engine, where, known, timeout_s)
     registration.install()
     return where

@@ -8,10 +8,8 @@ may use mpi4py beside it. Operations are MPI's non-blocking ones, so none of the
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dtprobe.framework.errors import FrameworkError
-from dtprobe.framework.transport.mpi.errors import CollectiveTimeout, MpiFailed, MpiUnavailable, ThreadLevelTooLow
+from dtprobe.framework.transport.mpi.errors import (
+    CollectiveTimeout,
+    MpiFailed,
+    MpiUnavailable,
+    PeerLost,
+)
+from dtprobe.framework.transport.mpi.library import load
 from dtprobe.framework.transport.mpi.operation import Call, Channel, Operation
 
 if TYPE_CHECKING:
@@ -32,6 +36,7 @@ _YIELDS = 20
 _QUICK_S, _CALM_S, _IDLE_S = 50e-6, 1e-3, 20e-3
 _QUICK_FOR_S = 0.05
 _MARGIN_S = 5.0
+_DRAIN_S = 2.0
 
 
 class Engine:
@@ -106,8 +111,8 @@ class Engine:
     def close(self) -> None:
         """At the end of the process: complete what is in flight, wait for the other ranks and finalise MPI.
 
-        MPI is left unfinalised when an operation was given up: MPI_Finalize could wait for ever. The launcher then reports
-        that this rank ended early, which it did.
+        Operations that are not complete after two seconds are given up, and the others are told. MPI is left unfinalised
+        then, for MPI_Finalize could wait for ever. The launcher reports that this rank ended early, which it did.
         """
         if os.getpid() != self._pid or not self._thread.is_alive():
             return
@@ -137,13 +142,22 @@ class Engine:
             return
         try:
             with torch.no_grad():
-                closing = False
-                while not (closing and not self._flying):
-                    closing |= self._turn()
+                while not self._turn():
+                    pass
+                self._drain()
                 self._end()
         except BaseException as error:
             self._die(error)
             raise
+
+    def _drain(self) -> None:
+        """Let what is in flight complete for a moment, then give it up, so that others need not wait for this rank."""
+        until = self.clock() + _DRAIN_S
+        while self._flying and self.clock() < until:
+            self._turn()
+        for operation in list(self._flying):
+            why = f"{operation.what}: rank {self.rank} ended before it was complete"
+            self.fail(operation, PeerLost(why, "wait() for every operation before the end", ranks=(self.rank,)))
 
     def _die(self, error: BaseException) -> None:
         """Nobody must wait for a thread that is no more."""
@@ -159,26 +173,7 @@ class Engine:
                 item.ended.set()
 
     def _begin(self) -> None:
-        try:
-            import mpi4py
-
-            if "mpi4py.MPI" not in sys.modules:
-                mpi4py.rc.initialize = mpi4py.rc.finalize = False
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            raise MpiUnavailable(f"mpi4py cannot be used: {error}", "pip install 'dtprobe[mpi]'") from None
-        if MPI.Is_finalized():
-            raise MpiUnavailable("MPI has been finalised in this process already", "it can be started once a process")
-        if not MPI.Is_initialized():
-            self._ours = True
-            _initialize(MPI)
-        level = MPI.Query_thread()
-        if level < MPI.THREAD_SERIALIZED:
-            names = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED"}
-            raise ThreadLevelTooLow(
-                f"MPI was initialised with thread level {names.get(level, level)}, at least SERIALIZED is needed",
-                "let register() initialise it, or ask for THREAD_MULTIPLE (mpi4py's default)",
-            )
+        MPI, self._ours = load(os.environ)
         from dtprobe.framework.transport.mpi.talk import Talk
 
         self._mpi = MPI
@@ -362,18 +357,6 @@ class Engine:
     def rest(self) -> None:
         """A short sleep of the thread, for whoever waits in it."""
         time.sleep(_CALM_S)
-
-
-def _initialize(mpi: Any) -> None:
-    """MPI_Init_thread, which waits for all ranks of the job, without holding the interpreter: mpi4py's own call holds it."""
-    library = ctypes.CDLL(mpi.__file__)
-    provided = ctypes.c_int()
-    wanted = ctypes.c_int(int(mpi.THREAD_MULTIPLE))
-    code = library.MPI_Init_thread(None, None, wanted, ctypes.byref(provided))
-    if code != mpi.SUCCESS:
-        raise MpiUnavailable(f"MPI_Init_thread failed with code {code}", "look at what the MPI library wrote")
-    for comm in (mpi.COMM_WORLD, mpi.COMM_SELF):
-        comm.Set_errhandler(mpi.ERRORS_RETURN)  # as mpi4py does when it initialises
 
 
 _running: Engine | None = None

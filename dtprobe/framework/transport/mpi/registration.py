@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,19 +18,34 @@ from dtprobe.framework.transport.mpi.errors import RankDisagreement
 from dtprobe.framework.transport.mpi.group import REMEDY, MpiGroup, make_group
 
 
-def agree(engine: Engine, where: Placement) -> None:
-    """Raise RankDisagreement when a launcher's variables say something else than MPI."""
+def agreed(engine: Engine, where: Placement) -> Placement:
+    """This process's placement; where no launcher that the bootstrap knows spoke, MPI's word.
+
+    Raises RankDisagreement when a launcher's variables say something else than MPI.
+    """
+    if (where.rank, where.world_size) == (engine.rank, engine.size):
+        return where
     if where.source == "single":
-        return  # no variables: MPI alone speaks
-    if (where.rank, where.world_size) != (engine.rank, engine.size):
-        raise RankDisagreement(
-            f"{where} and MPI (rank {engine.rank} of {engine.size}) disagree", REMEDY, ranks=(where.rank, engine.rank)
+        return replace(
+            where,
+            rank=engine.rank,
+            world_size=engine.size,
+            local_rank=None,
+            local_world_size=None,
+            node_rank=None,
+            nodes=None,
+            master_addr="",
+            source="mpi",
+            run="mpi",
         )
+    raise RankDisagreement(
+        f"{where} and MPI (rank {engine.rank} of {engine.size}) disagree", REMEDY, ranks=(where.rank, engine.rank)
+    )
 
 
 def announce(engine: Engine, where: Placement, environ: MutableMapping[str, str], timeout_s: float) -> None:
     """Set what torch's `env://` reads and nobody has set: rank 0 picks a free port and tells its address over MPI."""
-    said = json.dumps([where.master_addr or socket.getfqdn(), _free_port()]).encode() if engine.rank == 0 else b""
+    said = json.dumps([where.master_addr or socket.gethostname(), _free_port()]).encode() if engine.rank == 0 else b""
     address, port = json.loads(engine.tell_all(said, "register() on every rank", timeout_s))
     local = {"LOCAL_RANK": where.local_rank, "LOCAL_WORLD_SIZE": where.local_world_size} if where.source != "single" else {}
     found: Mapping[str, Any] = {

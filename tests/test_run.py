@@ -157,7 +157,7 @@ def start(out, env, name="quick:leaves"):
 def wait_for_folder(harness, out, deadline_s=60):
     give_up = time.monotonic() + deadline_s
     while time.monotonic() < give_up and harness.poll() is None:
-        if found := list(out.glob("*/*-*/run.json")):
+        if found := list(out.glob("*/[0-9]*-*/run.json")):  # one that is being made has a name with a dot
             return found[0].parent
         time.sleep(0.01)
     raise AssertionError("no run folder appeared")

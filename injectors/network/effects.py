@@ -131,7 +131,9 @@ class Filter:
     def on(self) -> None:
         for at, (space, device, match) in enumerate(self.rules):
             chain = f'type filter hook ingress device "{device}" priority 0; policy accept;'
-            rules = f"counter\n{match}counter drop"
+            # what the kernel says by itself (address resolution, group membership) is lost too, but is no packet of the ranks
+            theirs = "meta protocol ip ip protocol { tcp, udp, icmp } "
+            rules = f"{theirs}counter\n{theirs}{match}counter drop" + ("" if match else "\ndrop")
             text = f"table netdev {self.table}_{at} {{\n chain c {{ {chain}\n{rules}\n }}\n}}\n"
             self.net.command(space, "nft", "-f", "-", text=text)
 

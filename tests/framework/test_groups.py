@@ -61,7 +61,7 @@ say(grown=[a - b for a, b in zip(held(), before)])
 """,
     )
     for rank in ranks:
-        assert rank.only["grown"][0] >= 10 and rank.only["grown"][1] >= 20
+        assert rank.only["grown"][0] >= 10 and rank.only["grown"][1] >= 15
 
 
 def test_a_handle_of_an_ended_group_says_so(job):

@@ -78,6 +78,7 @@ def build(data: Mapping[str, Any]) -> Summary:
     facts = {
         "took": words.number(data["took_s"], "s"),
         "at a time": data["jobs"],
+        "repeats": data["repeats"] or "each scenario's own",
         "seed": data["seed"],
         "torch": versions.get("torch") or "none",
         "Python": machine.get("python") or "unknown",

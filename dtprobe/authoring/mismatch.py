@@ -142,8 +142,6 @@ def judged(
     arm and in no other, torch's own check catches it as often as `detail_catches` says (always, or never), and in the flight
     recorder, where it could record, ranks differ as `recorder_sees` says (None: a rank that dies takes its records along).
     """
-    from dtprobe.stats import separated_counts
-
     rows = steps(evidence)
     bare = rows[rows["guard"].eq("none")]
     own = bare[bare["rank"].isin(only)] if only else bare
@@ -157,9 +155,7 @@ def judged(
     as_said = caught[0] == (caught[1] if detail_catches else 0) and (
         recorder_sees is None or recorder.fault is None or recorder.fault.value == float(recorder_sees)
     )
-    kind = VerdictKind.NOT_REPRODUCED
-    if separated_counts(*bad, *clean) and bad[0] > clean[0]:
-        kind = VerdictKind.REPRODUCED if bad[0] == bad[1] and as_said else VerdictKind.PARTLY
+    kind = symptoms.apart(bad, clean, VerdictKind.REPRODUCED if as_said else VerdictKind.PARTLY)
     every = symptoms.attempts(evidence)
     healthy = symptoms.ended_well(evidence, "control") and symptoms.unmarred(every, "control")
     healthy = healthy and not rows.loc[rows["arm"].eq("control"), "wrong"].fillna(1).astype(int).any()
@@ -168,6 +164,8 @@ def judged(
         f"{bad[0]} of {bad[1]} unguarded steps {shown}, {clean[0]} of {clean[1]} in control. "
         f"TORCH_DISTRIBUTED_DEBUG=DETAIL reported {caught[0]} of {caught[1]}."
     )
+    if kind is VerdictKind.INCONCLUSIVE:
+        because += " That may be chance: give more --repeats."
     if recorder.fault is not None:
         because += f" The flight recorder's entries differed in {recorder.fault.value:.0%} of the runs."
     cured = rows[rows["arm"].eq("mitigated") & rows["guard"].eq("checked")]

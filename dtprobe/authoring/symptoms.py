@@ -68,6 +68,21 @@ def counts(rows: pd.DataFrame, holds: pd.Series, arm: str) -> tuple[int, int]:
     return int(yes.sum()), len(yes)
 
 
+def apart(fault: tuple[int, int], control: tuple[int, int], kind: VerdictKind = VerdictKind.REPRODUCED) -> VerdictKind:
+    """What (k, n) of both arms say: `kind` where every try of the fault arm shows the symptom, `partly` where only some do.
+
+    `not-reproduced` where no larger share shows it than in control, `inconclusive` where one does that chance may have made
+    (Fisher exact test at 0.05, `stats.separated_counts`): then more repeats are wanted.
+    """
+    from dtprobe.stats import separated_counts
+
+    if fault[0] * control[1] <= control[0] * fault[1]:
+        return VerdictKind.NOT_REPRODUCED
+    if not separated_counts(*fault, *control):
+        return VerdictKind.INCONCLUSIVE
+    return kind if fault[0] == fault[1] else VerdictKind.PARTLY
+
+
 def measure(rows: pd.DataFrame, column: str, *, unit: str = "s", documented: str = "") -> Metric:
     """The median of a column by arm, nulls left out."""
     from dtprobe.stats import measured

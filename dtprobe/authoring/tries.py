@@ -34,15 +34,13 @@ def judged(
     the symptom and none of control, `partly` where only some do; `more` ends its reason. Control is healthy where no try of it
     raised, whatever it was called. `ends_with_error`: ranks of the cured arm end with an exit code, as they should.
     """
-    from dtprobe.stats import separated_counts
-
     if (nothing := symptoms.undecided(evidence, {"tries": rows})) is not None:
         return nothing
     bad, clean = symptoms.counts(rows, shows, "fault"), symptoms.counts(rows, shows, "control")
-    found = VerdictKind.NOT_REPRODUCED
-    if separated_counts(*bad, *clean) and bad[0] > clean[0]:
-        found = kind if bad[0] == bad[1] else VerdictKind.PARTLY
+    found = symptoms.apart(bad, clean, kind)
     because = f"{bad[0]} of {bad[1]} tries {shown}, {clean[0]} of {clean[1]} in control."
+    if found is VerdictKind.INCONCLUSIVE:
+        because += " That may be chance: give more --repeats."
     mitigation = Mitigation.NONE
     if evidence.ran("mitigated"):
         well = symptoms.counts(rows, cured, "mitigated")

@@ -32,6 +32,7 @@ scenario = Scenario(
     layer="code",
     certifies_not="Nothing about tools other than dtprobe's own watch and its test for stragglers.",
     world_size=2,
+    tags=("alone",),  # it measures times
     timeout_s=60,
     repeats=2,
     probes=(

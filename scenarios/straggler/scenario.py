@@ -29,6 +29,7 @@ scenario = Scenario(
     layer="process",
     certifies_not="Nothing about slow GPUs, links or storage. A machine so busy that no rank gets a fifth of a core shows nothing.",
     world_size=2,
+    tags=("alone",),  # it measures times
     timeout_s=90,
     repeats=2,
     needs=("linux", "torch", "cgroup-cpu"),

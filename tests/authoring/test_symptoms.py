@@ -116,3 +116,17 @@ def test_where_an_arm_is_missing_nothing_is_decided(tmp_path):
 def test_a_text_names_ranks_when_it_names_these_and_no_other(text, ranks, names):
     rows = pd.DataFrame({"text": [text]})
     assert symptoms.naming(rows, ranks).tolist() == [names]
+
+
+@pytest.mark.parametrize(
+    ("fault", "control", "kind"),
+    [
+        ((8, 8), (0, 8), VerdictKind.REPRODUCED),
+        ((7, 8), (0, 8), VerdictKind.PARTLY),
+        ((3, 3), (0, 3), VerdictKind.INCONCLUSIVE),
+        ((0, 8), (0, 8), VerdictKind.NOT_REPRODUCED),
+        ((8, 8), (8, 8), VerdictKind.NOT_REPRODUCED),
+    ],
+)
+def test_what_too_few_tries_show_decides_nothing(fault, control, kind):
+    assert symptoms.apart(fault, control) is kind

@@ -54,7 +54,7 @@ def verdict(tmp_path, *, control=0, fault=TRIES, mitigated=0, cured=TRIES, exit_
     [
         (TRIES, VerdictKind.REPRODUCED),
         (TRIES - 1, VerdictKind.PARTLY),
-        (1, VerdictKind.NOT_REPRODUCED),
+        (1, VerdictKind.INCONCLUSIVE),
         (0, VerdictKind.NOT_REPRODUCED),
     ],
 )

@@ -164,8 +164,7 @@ def judged(
         f"{bad[0]} of {bad[1]} unguarded steps {shown}, {clean[0]} of {clean[1]} in control. "
         f"TORCH_DISTRIBUTED_DEBUG=DETAIL reported {caught[0]} of {caught[1]}."
     )
-    if kind is VerdictKind.INCONCLUSIVE:
-        because += " That may be chance: give more --repeats."
+    because += symptoms.chance(kind)
     if recorder.fault is not None:
         because += f" The flight recorder's entries differed in {recorder.fault.value:.0%} of the runs."
     cured = rows[rows["arm"].eq("mitigated") & rows["guard"].eq("checked")]

@@ -68,11 +68,17 @@ def counts(rows: pd.DataFrame, holds: pd.Series, arm: str) -> tuple[int, int]:
     return int(yes.sum()), len(yes)
 
 
-def apart(fault: tuple[int, int], control: tuple[int, int], kind: VerdictKind = VerdictKind.REPRODUCED) -> VerdictKind:
-    """What (k, n) of both arms say: `kind` where every try of the fault arm shows the symptom, `partly` where only some do.
+def apart(
+    fault: tuple[int, int],
+    control: tuple[int, int],
+    kind: VerdictKind = VerdictKind.REPRODUCED,
+    *,
+    whole: bool | None = None,
+) -> VerdictKind:
+    """What (k, n) of both arms say: `kind` where `whole` (default: every try of the fault arm shows the symptom), else `partly`.
 
     `not-reproduced` where no larger share shows it than in control, `inconclusive` where one does that chance may have made
-    (Fisher exact test at 0.05, `stats.separated_counts`): then more repeats are wanted.
+    (Fisher exact test at 0.05, `stats.separated_counts`): then more repeats are wanted, and `chance` says so.
     """
     from dtprobe.stats import separated_counts
 
@@ -80,7 +86,12 @@ def apart(fault: tuple[int, int], control: tuple[int, int], kind: VerdictKind = 
         return VerdictKind.NOT_REPRODUCED
     if not separated_counts(*fault, *control):
         return VerdictKind.INCONCLUSIVE
-    return kind if fault[0] == fault[1] else VerdictKind.PARTLY
+    return kind if (fault[0] == fault[1] if whole is None else whole) else VerdictKind.PARTLY
+
+
+def chance(kind: VerdictKind) -> str:
+    """What the reason of a verdict from `apart` ends with: what helps where it is inconclusive, else nothing."""
+    return " That may be chance: give more --repeats." if kind is VerdictKind.INCONCLUSIVE else ""
 
 
 def measure(rows: pd.DataFrame, column: str, *, unit: str = "s", documented: str = "") -> Metric:

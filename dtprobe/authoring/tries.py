@@ -39,8 +39,7 @@ def judged(
     bad, clean = symptoms.counts(rows, shows, "fault"), symptoms.counts(rows, shows, "control")
     found = symptoms.apart(bad, clean, kind)
     because = f"{bad[0]} of {bad[1]} tries {shown}, {clean[0]} of {clean[1]} in control."
-    if found is VerdictKind.INCONCLUSIVE:
-        because += " That may be chance: give more --repeats."
+    because += symptoms.chance(found)
     mitigation = Mitigation.NONE
     if evidence.ran("mitigated"):
         well = symptoms.counts(rows, cured, "mitigated")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Mitigation, Scenario, Verdict, VerdictKind
+from dtprobe import Arm, Mitigation, Scenario, Verdict
 from dtprobe.authoring import symptoms
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ scenario = Scenario(
 @scenario.judge
 def judge(evidence: Evidence) -> Verdict:
     """Tries that failed at the group's timeout, plain, under DETAIL, and with both collectives issued before any wait."""
-    from dtprobe.stats import separated_counts
-
     tries = _tries(evidence)
     of = {way: tries[tries["way"].eq(way)] for way in ("none", "detail", "async", "checked")}
     if (nothing := symptoms.undecided(evidence, {name: of[name] for name in ("none", "detail", "async")})) is not None:
@@ -46,10 +44,7 @@ def judge(evidence: Evidence) -> Verdict:
     hung, clean = (symptoms.counts(of["none"], of["none"]["hung"], arm) for arm in ("fault", "control"))
     detail = symptoms.counts(of["detail"], of["detail"]["hung"], "fault")
     at_once = symptoms.counts(of["async"], of["async"]["hung"], "fault")
-    kind = VerdictKind.NOT_REPRODUCED
-    if separated_counts(*hung, *clean) and hung[0] > clean[0]:
-        whole = hung[0] == hung[1] and detail[0] == detail[1] and at_once[0] == 0
-        kind = VerdictKind.REPRODUCED if whole else VerdictKind.PARTLY
+    kind = symptoms.apart(hung, clean, whole=bool(hung[0] == hung[1] and detail[0] == detail[1] and at_once[0] == 0))
     because = (
         f"{hung[0]} of {hung[1]} tries failed at the {TIMEOUT_S:g} s timeout with an error that names nobody, {clean[0]} of {clean[1]} in "
         f"control; under DETAIL {detail[0]} of {detail[1]}, and {at_once[0]} of {at_once[1]} where both were issued before any wait."
@@ -69,7 +64,7 @@ def judge(evidence: Evidence) -> Verdict:
             "told_by_checked": symptoms.share(of["checked"], of["checked"]["told"]),
             "time_to_error_s": symptoms.measure(tries[tries["way"].isin(("none", "checked"))], "took_s"),
         },
-        because=because,
+        because=because + symptoms.chance(kind),
     )
 
 

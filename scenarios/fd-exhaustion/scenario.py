@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Mitigation, Scenario, Verdict, VerdictKind, proc
+from dtprobe import Arm, Mitigation, Scenario, Verdict, proc
 from dtprobe.authoring import symptoms
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ scenario = Scenario(
 @scenario.judge
 def judge(evidence: Evidence) -> Verdict:
     """Ranks that did not come through all groups: aborted, or with which error; descriptors that each group left behind."""
-    from dtprobe.stats import separated_counts
-
     tries = _tries(evidence)
     kept = tries[tries["what"].eq("groups kept")]
     if (nothing := symptoms.undecided(evidence, {"tries": kept})) is not None:
@@ -49,9 +47,7 @@ def judge(evidence: Evidence) -> Verdict:
     failed, clean = (symptoms.counts(kept, kept["failed"], arm) for arm in ("fault", "control"))
     fault = kept[kept["arm"].eq("fault")]
     short, other = fault[fault["rank"].eq(SHORT)], fault[fault["rank"].ne(SHORT)]
-    kind = VerdictKind.NOT_REPRODUCED
-    if separated_counts(*failed, *clean) and failed[0] > clean[0]:
-        kind = VerdictKind.REPRODUCED if failed[0] == failed[1] and not other["says_so"].any() else VerdictKind.PARTLY
+    kind = symptoms.apart(failed, clean, whole=bool(failed[0] == failed[1] and not other["says_so"].any()))
     grown = kept.loc[kept["arm"].eq("control"), "grown_per_group"]
     because = (
         f"Under a limit of {LIMIT} descriptors on rank {SHORT} {failed[0]} of {failed[1]} ranks did not come through {GROUPS} kept groups, {clean[0]} of "
@@ -74,7 +70,7 @@ def judge(evidence: Evidence) -> Verdict:
                 tries[tries["what"].eq("groups ended")], "grown_per_group", unit="descriptors"
             ),
         },
-        because=because,
+        because=because + symptoms.chance(kind),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Mitigation, Scenario, Verdict, VerdictKind
+from dtprobe import Arm, Mitigation, Scenario, Verdict
 from dtprobe.authoring import symptoms
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ scenario = Scenario(
 @scenario.judge
 def judge(evidence: Evidence) -> Verdict:
     """Sums that are wrong without an error, by the way in which the groups were made."""
-    from dtprobe.stats import separated_counts
-
     sums = symptoms.attempts(evidence, "sum").reindex(columns=[*symptoms.COLUMNS, "way", "value", "right"])
     sums["silent"] = sums["error"].eq("") & sums["value"].ne(sums["right"])
     plain, detail = (sums[sums["way"].eq(way)] for way in ("none", "detail"))
@@ -44,9 +42,7 @@ def judge(evidence: Evidence) -> Verdict:
         return nothing
     wrong, clean = (symptoms.counts(plain, plain["silent"], arm) for arm in ("fault", "control"))
     unseen = symptoms.counts(detail, detail["silent"], "fault")
-    kind = VerdictKind.NOT_REPRODUCED
-    if separated_counts(*wrong, *clean) and wrong[0] > clean[0]:
-        kind = VerdictKind.REPRODUCED if wrong[0] == wrong[1] and unseen[0] == unseen[1] else VerdictKind.PARTLY
+    kind = symptoms.apart(wrong, clean, whole=bool(wrong[0] == wrong[1] and unseen[0] == unseen[1]))
     every = symptoms.attempts(evidence)
     healthy = symptoms.unmarred(every, "control") and symptoms.ended_well(evidence, "control")
     refused, cured = _refused(evidence), sums[sums["way"].eq("create_all")]
@@ -70,7 +66,7 @@ def judge(evidence: Evidence) -> Verdict:
             "refused_by_create": symptoms.share(refused, refused["refused"]),
             "time_to_refusal_s": symptoms.measure(refused, "took_s"),
         },
-        because=because,
+        because=because + symptoms.chance(kind),
     )
 
 

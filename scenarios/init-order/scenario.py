@@ -64,15 +64,11 @@ def judge(evidence: Evidence) -> Verdict:
         return nothing
     symbols = evidence.events("symbol")
     known = bool(symbols["found"].any()) if "found" in symbols else False
-    failed = _failed(tries)
     fault = tries[tries["arm"].eq("fault")]
     stuck = int((~fault["ended"]).sum())
     bounded = int(fault["took_s"].le(TRIES * TIMEOUT_S + SLACK_S + TIMEOUT_S).sum())
-    kind = VerdictKind.NOT_REPRODUCED
-    if stuck:
-        kind = VerdictKind.REPRODUCED
-    elif failed:
-        kind = VerdictKind.PARTLY if known or bounded < len(fault) else VerdictKind.REFUTED
+    refuted = _apart(tries, VerdictKind.REFUTED, whole=not known and bounded == len(fault))
+    kind = VerdictKind.REPRODUCED if stuck else refuted
     because = (
         f"{stuck} of {len(fault)} starts deadlocked; {int(fault['failed'].sum())} ended with {_kinds(fault)} after {fault['took_s'].median():.1f} s "
         f"of a {TIMEOUT_S:g} s timeout. `_test_set_default_backend` {'exists' if known else 'does not exist in this torch'}."
@@ -88,9 +84,7 @@ def judge_world_size(evidence: Evidence) -> Verdict:
         return nothing
     fault = tries[tries["arm"].eq("fault")]
     late = fault["failed"] & fault["took_s"].ge(0.9 * TIMEOUT_S) & ~fault["told"]
-    kind = VerdictKind.NOT_REPRODUCED
-    if _failed(tries):
-        kind = VerdictKind.REPRODUCED if late.all() else VerdictKind.PARTLY
+    kind = _apart(tries, VerdictKind.REPRODUCED, whole=bool(late.all()))
     because = (
         f"{int(late.sum())} of {len(fault)} starts failed at the {TIMEOUT_S:g} s timeout without naming rank {RANKS}"
         + (f" ({_kinds(fault)})" if late.any() else "")
@@ -106,12 +100,10 @@ def _tries(evidence: Evidence, waiting: range, missing: int) -> pd.DataFrame:
     return rows.assign(failed=rows["error"].fillna("").ne("").astype(bool), told=rows["named"].eq(str(missing)))
 
 
-def _failed(tries: pd.DataFrame) -> bool:
-    """Whether starts fail in the fault arm, and more often than in control by more than chance."""
-    from dtprobe.stats import separated_counts
-
+def _apart(tries: pd.DataFrame, kind: VerdictKind, *, whole: bool) -> VerdictKind:
+    """What the starts that failed in the fault arm and in control say, as `symptoms.apart`."""
     bad, clean = (symptoms.counts(tries, tries["failed"], arm) for arm in ("fault", "control"))
-    return separated_counts(*bad, *clean) and bad[0] > clean[0]
+    return symptoms.apart(bad, clean, kind, whole=whole)
 
 
 def _kinds(rows: pd.DataFrame) -> str:
@@ -142,5 +134,5 @@ def _verdict(
             "errors_naming_the_missing_rank": symptoms.share(tries[tries["failed"]], tries["told"]),
             "time_to_error_s": symptoms.measure(tries[tries["failed"]], "took_s"),
         },
-        because=because,
+        because=because + symptoms.chance(kind),
     )

@@ -104,15 +104,11 @@ def judge_kubernetes(evidence: Evidence) -> Verdict:
 
 
 def _judged(evidence: Evidence, refusing: set[int]) -> Verdict:
-    from dtprobe.stats import separated_counts
-
     sums = _sums(evidence)
     if (nothing := symptoms.undecided(evidence, {"sums": sums})) is not None:
         return nothing
     wrong, clean = (symptoms.counts(sums, sums["silent"], arm) for arm in ("fault", "control"))
-    kind = VerdictKind.NOT_REPRODUCED
-    if separated_counts(*wrong, *clean) and wrong[0] > clean[0]:
-        kind = VerdictKind.REPRODUCED if wrong[0] == wrong[1] and symptoms.ended_well(evidence, "fault") else VerdictKind.PARTLY
+    kind = symptoms.apart(wrong, clean, whole=bool(wrong[0] == wrong[1] and symptoms.ended_well(evidence, "fault")))
     values = ", ".join(f"{value:g}" for value in sorted(sums.loc[sums["arm"].eq("fault"), "value"].dropna().unique()))
     because = (
         f"{wrong[0]} of {wrong[1]} tasks summed a world of their own ({values} of {sums['right'].max():g}) and ended with exit code 0; where the torchruns "
@@ -134,7 +130,7 @@ def _judged(evidence: Evidence, refusing: set[int]) -> Verdict:
             "sum_of_ones": symptoms.measure(sums, "value", unit="ranks"),
             "refused": symptoms.share(sums, sums["refused"]),
         },
-        because=because,
+        because=because + symptoms.chance(kind),
     )
 
 

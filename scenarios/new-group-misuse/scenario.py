@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Mitigation, Scenario, Verdict, VerdictKind
+from dtprobe import Arm, Mitigation, Scenario, Verdict
 from dtprobe.authoring import symptoms
 
 if TYPE_CHECKING:
@@ -66,16 +66,12 @@ def judge_rank_lists(evidence: Evidence) -> Verdict:
 
 
 def _judged(evidence: Evidence, only: tuple[int, ...]) -> Verdict:
-    from dtprobe.stats import separated_counts
-
     tries = _tries(evidence)
     plain = tries[tries["way"].eq("none") & tries["rank"].isin(only)]
     if (nothing := symptoms.undecided(evidence, {"tries": plain})) is not None:
         return nothing
     hung, clean = (symptoms.counts(plain, plain["hung"], arm) for arm in ("fault", "control"))
-    kind = VerdictKind.NOT_REPRODUCED
-    if separated_counts(*hung, *clean) and hung[0] > clean[0]:
-        kind = VerdictKind.REPRODUCED if hung[0] == hung[1] else VerdictKind.PARTLY
+    kind = symptoms.apart(hung, clean)
     text = plain.loc[plain["hung"], "text"]
     because = (
         f"{hung[0]} of {hung[1]} tries failed at the {TIMEOUT_S:g} s timeout with a store key and no rank's name"
@@ -96,7 +92,7 @@ def _judged(evidence: Evidence, only: tuple[int, ...]) -> Verdict:
             "errors_naming_the_culprit": symptoms.share(tries[tries["failed"]], tries["told"]),
             "time_to_error_s": symptoms.measure(tries[tries["failed"]], "took_s"),
         },
-        because=because,
+        because=because + symptoms.chance(kind),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Mitigation, Scenario, Verdict, VerdictKind
+from dtprobe import Arm, Mitigation, Scenario, Verdict
 from dtprobe.authoring import symptoms
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ scenario = Scenario(
 @scenario.judge
 def judge(evidence: Evidence) -> Verdict:
     """Starts of rank 0 that say EADDRINUSE, and starts of rank 1 that had not ended at twice their timeout."""
-    from dtprobe.stats import separated_counts
-
     tries = _tries(evidence)
     plain = tries[tries["way"].eq("torch")]
     if (nothing := symptoms.undecided(evidence, {"starts": plain})) is not None:
@@ -48,9 +46,7 @@ def judge(evidence: Evidence) -> Verdict:
     fault = plain[plain["arm"].eq("fault")]
     first, others = fault[fault["rank"].eq(0)], fault[fault["rank"].ne(0)]
     refused = first["text"].str.contains("EADDRINUSE", regex=False).fillna(False)
-    kind = VerdictKind.NOT_REPRODUCED
-    if separated_counts(*bad, *clean) and bad[0] > clean[0]:
-        kind = VerdictKind.REPRODUCED if refused.all() and others["hung"].all() else VerdictKind.PARTLY
+    kind = symptoms.apart(bad, clean, whole=bool(refused.all() and others["hung"].all()))
     because = (
         f"{int(refused.sum())} of {len(first)} starts of rank 0 failed with EADDRINUSE; {int(others['hung'].sum())} of {len(others)} of rank 1 had not "
         f"come back {GIVE_UP_S:g} s after, with a timeout of {TIMEOUT_S:g} s. Control: {clean[0]} of {clean[1]} failed."
@@ -75,7 +71,7 @@ def judge(evidence: Evidence) -> Verdict:
             ),
             "time_to_error_s": symptoms.measure(tries[tries["failed"] & ~tries["hung"]], "took_s"),
         },
-        because=because,
+        because=because + symptoms.chance(kind),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Mitigation, Scenario, Verdict, VerdictKind
+from dtprobe import Arm, Mitigation, Scenario, Verdict
 from dtprobe.authoring import symptoms
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ scenario = Scenario(
 @scenario.judge
 def judge(evidence: Evidence) -> Verdict:
     """Steps after the branch whose sum is wrong, or that fail at the timeout; the step of the branch itself."""
-    from dtprobe.stats import separated_counts
-
     steps = _steps(evidence)
     after = steps[steps["step"].gt(SPIKE_STEP)]
     plain, detail = (after[after["way"].eq(way)] for way in ("none", "detail"))
@@ -50,10 +48,11 @@ def judge(evidence: Evidence) -> Verdict:
     fault = steps[steps["arm"].eq("fault") & steps["way"].isin(("none", "detail"))]
     at_once = int(fault.loc[fault["step"].le(SPIKE_STEP), "failed"].sum())
     blamed = fault.loc[fault["failed"], "rank"]
-    kind = VerdictKind.NOT_REPRODUCED
-    if separated_counts(*spoiled, *clean) and spoiled[0] > clean[0]:
-        whole = spoiled[0] == spoiled[1] and unseen[0] == unseen[1] and not at_once and blamed.eq(SPIKES).all()
-        kind = VerdictKind.REPRODUCED if whole else VerdictKind.PARTLY
+    kind = symptoms.apart(
+        spoiled,
+        clean,
+        whole=bool(spoiled[0] == spoiled[1] and unseen[0] == unseen[1] and not at_once and blamed.eq(SPIKES).all()),
+    )
     silent = symptoms.counts(plain, plain["silent"], "fault")
     because = (
         f"{spoiled[0]} of {spoiled[1]} steps after the branch were wrong ({silent[0]} without an error), {clean[0]} of {clean[1]} in control; "
@@ -81,7 +80,7 @@ def judge(evidence: Evidence) -> Verdict:
             "errors_naming_the_culprit": symptoms.share(steps[steps["failed"]], steps.loc[steps["failed"], "told"]),
             "time_to_error_s": symptoms.measure(steps[steps["failed"] & steps["way"].isin(("none", "checked"))], "took_s"),
         },
-        because=because,
+        because=because + symptoms.chance(kind),
     )
 
 

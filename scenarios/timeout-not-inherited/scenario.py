@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Mitigation, Scenario, Verdict, VerdictKind
+from dtprobe import Arm, Mitigation, Scenario, Verdict
 from dtprobe.authoring import symptoms
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ scenario = Scenario(
 @scenario.judge
 def judge(evidence: Evidence) -> Verdict:
     """All-reduces in which a punctual rank waited past the timeout without an error, and the timeouts that the groups report."""
-    from dtprobe.stats import separated_counts
-
     waits = _waits(evidence)
     plain = waits[waits["how"].eq("new_group")]
     if (nothing := symptoms.undecided(evidence, {"waits": plain})) is not None:
@@ -51,9 +49,7 @@ def judge(evidence: Evidence) -> Verdict:
     timeouts = evidence.events("timeout").reindex(columns=["arm", "how", "group_s"])
     bare = timeouts[timeouts["how"].eq("new_group")]
     given = bare.loc[bare["arm"].eq("fault"), "group_s"]
-    kind = VerdictKind.NOT_REPRODUCED
-    if separated_counts(*over, *clean) and over[0] > clean[0]:
-        kind = VerdictKind.REPRODUCED if over[0] == over[1] and given.eq(DEFAULT_S).all() else VerdictKind.PARTLY
+    kind = symptoms.apart(over, clean, whole=bool(over[0] == over[1] and given.eq(DEFAULT_S).all()))
     cured = waits[waits["arm"].eq("mitigated")]
     because = (
         f"With {TIMEOUT_S:g} s for the default group, groups made without one reported {given.median():g} s, and {over[0]} of {over[1]} waits of a "
@@ -72,7 +68,7 @@ def judge(evidence: Evidence) -> Verdict:
             "timeout_of_new_group_s": symptoms.measure(bare, "group_s", documented="1800 beside 6"),
             "timeout_of_registry_s": symptoms.measure(timeouts[timeouts["how"].eq("registry")], "group_s"),
         },
-        because=because,
+        because=because + symptoms.chance(kind),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Mitigation, Scenario, Verdict, VerdictKind
+from dtprobe import Arm, Mitigation, Scenario, Verdict
 from dtprobe.authoring import symptoms
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ scenario = Scenario(
 @scenario.judge
 def judge(evidence: Evidence) -> Verdict:
     """Epochs of the long ranks that failed at the timeout, epochs of the short one that ended well."""
-    from dtprobe.stats import separated_counts
-
     epochs = _epochs(evidence)
     plain = epochs[epochs["cure"].eq("none")]
     long, short = plain[plain["rank"].ne(SHORT)], plain[plain["rank"].eq(SHORT)]
@@ -48,9 +46,7 @@ def judge(evidence: Evidence) -> Verdict:
         return nothing
     hung, clean = (symptoms.counts(long, long["hung"], arm) for arm in ("fault", "control"))
     well = symptoms.counts(short, short["error"].eq(""), "fault")
-    kind = VerdictKind.NOT_REPRODUCED
-    if separated_counts(*hung, *clean) and hung[0] > clean[0]:
-        kind = VerdictKind.REPRODUCED if hung[0] == hung[1] and well[0] == well[1] else VerdictKind.PARTLY
+    kind = symptoms.apart(hung, clean, whole=bool(hung[0] == hung[1] and well[0] == well[1]))
     because = (
         f"{hung[0]} of {hung[1]} epochs of the long rank failed at the {TIMEOUT_S:g} s timeout naming nobody, {clean[0]} of {clean[1]} in "
         f"control; {well[0]} of {well[1]} of the short rank ended well."
@@ -77,7 +73,7 @@ def judge(evidence: Evidence) -> Verdict:
             "errors_naming_the_short_rank": symptoms.share(epochs[epochs["error"].fillna("").ne("")], epochs["told"]),
             "time_to_error_s": symptoms.measure(epochs[epochs["error"].fillna("").ne("")], "took_s"),
         },
-        because=because,
+        because=because + symptoms.chance(kind),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Mitigation, Scenario, Verdict, VerdictKind
+from dtprobe import Arm, Mitigation, Scenario, Verdict
 from dtprobe.authoring import symptoms
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ scenario = Scenario(
 @scenario.judge
 def judge(evidence: Evidence) -> Verdict:
     """Which rank learns the cause, and how long the other one takes to fail."""
-    from dtprobe.stats import separated_counts
-
     tries = _tries(evidence)
     if (nothing := symptoms.undecided(evidence, {"starts": tries})) is not None:
         return nothing
@@ -48,9 +46,7 @@ def judge(evidence: Evidence) -> Verdict:
     fault = tries[tries["arm"].eq("fault")]
     wrong, others = fault[fault["rank"].eq(WRONG)], fault[fault["rank"].ne(WRONG)]
     waited = others["took_s"].ge(0.9 * TIMEOUT_S).fillna(False) & ~others["told"]
-    kind = VerdictKind.NOT_REPRODUCED
-    if separated_counts(*failed, *clean) and failed[0] > clean[0]:
-        kind = VerdictKind.REPRODUCED if wrong["told"].all() and waited.all() else VerdictKind.PARTLY
+    kind = symptoms.apart(failed, clean, whole=bool(wrong["told"].all() and waited.all()))
     because = (
         f"{int(wrong['told'].sum())} of {len(wrong)} starts of rank {WRONG} failed with the interface's name; {int(waited.sum())} of {len(others)} of "
         f"the other rank waited out the {TIMEOUT_S:g} s timeout and did not learn it"
@@ -71,7 +67,7 @@ def judge(evidence: Evidence) -> Verdict:
             "errors_with_the_interface": symptoms.share(tries[tries["failed"]], tries["told"]),
             "time_to_error_of_the_other_rank_s": symptoms.measure(tries[tries["failed"] & tries["rank"].ne(WRONG)], "took_s"),
         },
-        because=because,
+        because=because + symptoms.chance(kind),
     )
 
 

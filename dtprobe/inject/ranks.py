@@ -118,6 +118,8 @@ class Watch:
         self, site: Site, target: Target, act: Callable[[Seen], None], *, again: bool = False, whole: bool = False
     ) -> None:
         self.problems: dict[str, None] = {}
+        self.waited: dict[int | None, float] = {}
+        """Targets that were seen before their time had come, and for how long their programs had run when last seen."""
         self._ranks = Ranks(site)
         self._site = site
         self._target = target
@@ -171,6 +173,7 @@ class Watch:
             if key in self._done:
                 continue
             if one.age_s < after_s:
+                self.waited[one.rank] = one.age_s
                 soonest = min(soonest, after_s - one.age_s)
                 continue
             self._done.add(key)

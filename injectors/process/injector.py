@@ -184,6 +184,11 @@ class ProcessInjection(Injection):
             return tuple(found)
         if self.counted:
             found += why_not(self.fault.target, self.site)
+        elif self._watch.waited and not self._seen:
+            ran = ", ".join(
+                f"rank {rank} ran for {age_s:.1f} s" for rank, age_s in self._watch.waited.items() if rank is not None
+            )
+            found.append(f"{ran or 'the command'} ended before after_s={self.fault.target.after_s:g}")
         elif self.fault.target.rank is not None and not self._seen:
             found.append(f"no rank {'+'.join(map(str, self.fault.target.rank))} was seen on this machine")
         elif not self.outside:

@@ -65,7 +65,7 @@ class Placement:
                     f"{self.source}: {name} {part} does not fit a world of {self.world_size} ({_shown(self.read)})",
                     _START_AGAIN,
                 )
-        if self.local_rank is not None and self.local_rank > self.rank:
+        if self.source not in UNORDERED and self.local_rank is not None and self.local_rank > self.rank:
             raise PlacementError(
                 f"{self.source}: local rank {self.local_rank} is above rank {self.rank} ({_shown(self.read)})", _START_AGAIN
             )
@@ -102,6 +102,9 @@ class Launcher(Protocol):
     def runs_inside(self, claim: Placement, outer: Placement | Partial, environ: Mapping[str, str]) -> bool:
         """Whether `claim` is this launcher's and provably was started as a task of `outer`."""
 
+
+UNORDERED = ("mpirun",)
+"""Sources whose local ranks need not rise with the rank: on an oversubscribed node of two cores Open MPI 5 gives 0, 2, 1, 3."""
 
 _START_AGAIN = "the variables come from one launcher and contradict each other: someone overwrote one of them"
 

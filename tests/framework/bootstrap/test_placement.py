@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dtprobe.framework.bootstrap.launchers import slurm
-from dtprobe.framework.bootstrap.placement import PRECEDENCE, Placement, PlacementError, resolve
+from dtprobe.framework.bootstrap.placement import PRECEDENCE, UNORDERED, Placement, PlacementError, resolve
 
 MEET = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400"}
 TORCHRUN = {
@@ -70,6 +70,14 @@ def test_each_launcher_is_read_from_its_own_variables(environ, expected):
 def test_a_step_smaller_than_its_allocation_counts_its_own_tasks():
     found = resolve(SLURM)
     assert (found.world_size, found.nodes, found.local_world_size, found.run) == (3, 2, 1, "slurm-12.3")
+
+
+def test_local_ranks_of_open_mpi_need_not_rise_with_the_rank():
+    """As `mpirun --oversubscribe -n 4` numbers them on a host of two cores."""
+    for rank, local in enumerate((0, 2, 1, 3)):
+        own = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": str(rank)}
+        found = resolve(MPIRUN | own | {"OMPI_COMM_WORLD_LOCAL_RANK": str(local), "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
+        assert (found.rank, found.local_rank) == (rank, local)
 
 
 def test_a_restart_is_another_attempt_of_the_same_run():
@@ -193,7 +201,7 @@ def test_ten_thousand_random_mixtures_give_one_launchers_claim_or_an_error_never
 
 def _consistent(found: Placement, environ: dict[str, str]) -> None:
     assert 0 <= found.rank < found.world_size
-    assert found.local_rank is None or 0 <= found.local_rank <= found.rank
+    assert found.local_rank is None or found.source in UNORDERED or 0 <= found.local_rank <= found.rank
     if found.source == "single":
         assert not any(environ.get(names[0]) and environ.get(names[1]) for names in RANK_OF.values())
         return

@@ -99,8 +99,9 @@ until(lambda: rank == 0)
 
 
 def test_a_rank_that_ends_before_its_time_is_no_firing(job):
-    job.run("process:kill,rank=1,after_s=30", job.command("pass"))
+    job.run("process:kill,rank=1,after_s=30", job.command("time.sleep(1)"))
     assert job.fired() == () and job.exit_of(1) == 0
+    assert "rank 1 ran for " in job.problems() and "ended before after_s=30" in job.problems()
 
 
 def test_a_rank_that_never_comes_is_said(job):

@@ -1,3 +1,5 @@
-"""What scenarios share: for judges `symptoms` (tries, shares, times) and `tries` (a whole verdict), for workers `rendezvous`, for both
-sides of a family of scenarios `mismatch`. Importing any of them imports neither torch nor pandas.
+"""What scenarios share. Importing any of it imports neither torch nor pandas.
+
+For judges `symptoms` (tries, shares, times) and `tries` (a whole verdict), for workers `rendezvous`, and for families of scenarios
+`mismatch` (both sides) and `survivors` (the judge; the worker is that of `rank-killed`).
 """

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtprobe import Scenario, flight_recorder, proc
-from dtprobe.authoring import symptoms
-from dtprobe.catalog import load_module
+from dtprobe.authoring import survivors, symptoms
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from dtprobe import Evidence, Verdict
-
-survivors = load_module(Path(__file__).resolve().parents[1] / "rank-killed" / "survivors.py", "_dtprobe_scenario_survivors")
 
 HELD_S = 7.0
 SILENT_S = 0.8 * HELD_S

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprobe import Scenario
-from dtprobe.catalog import load_module
+from dtprobe.authoring import survivors
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from dtprobe import Evidence, Verdict
-
-survivors = load_module(Path(__file__).resolve().parents[1] / "rank-killed" / "survivors.py", "_dtprobe_scenario_survivors")
 
 GROW = ("--grow-mib", "500")
 LIMIT = (f"resource:memory,rank={survivors.CULPRIT},limit=500M,by=cgroup",)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprobe import Scenario
-from dtprobe.catalog import load_module
+from dtprobe.authoring import survivors
 
 if TYPE_CHECKING:
     from dtprobe import Evidence, Verdict
-
-survivors = load_module(Path(__file__).resolve().parents[1] / "rank-killed" / "survivors.py", "_dtprobe_scenario_survivors")
 
 SEGFAULT, ABORT = (survivors.at_step("segfault"),), (survivors.at_step("abort"),)
 

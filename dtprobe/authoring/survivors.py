@@ -31,7 +31,7 @@ LATE = 0.9
 
 
 def arm(*args: str, timeout_s: float = SPARED_S, faults: tuple[str, ...] = ()) -> Arm:
-    """An arm of the loop in this folder, for a scenario of this folder or of one beside it."""
+    """An arm of the loop in `rank-killed`, for that scenario and those beside it."""
     return Arm("../rank-killed/worker.py", args=("--timeout-s", str(timeout_s), *args), faults=faults)
 
 

@@ -1,12 +1,15 @@
-"""Starts a benchmark's own program once for each rank on this host, over loopback, and collects what they print."""
+"""A benchmark's own program once for each rank on this host, over loopback: started, measured in turns, and what they print collected."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 
 def free_port() -> int:
@@ -42,3 +45,36 @@ def outputs(
     if any(process.returncode for process in processes):
         sys.exit("a rank failed")
     return printed
+
+
+def timed(call: Callable[[], object], calls: int = 1) -> tuple[float, float]:
+    """Wall clock and processor time of this rank, seconds a call, from a moment at which all ranks begin."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    begun, used = time.perf_counter(), time.process_time()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - begun) / calls, (time.process_time() - used) / calls
+
+
+def interleaved(
+    works: Mapping[str, Mapping[str, Callable[[], object]]], rounds: int, calls: int = 1
+) -> list[dict[str, dict[str, float]]]:
+    """Every kind of every work once a round, in turn: work -> kind -> seconds a call, a dict a round. One round before warms up."""
+    found = []
+    for number in range(rounds + 1):
+        times = {work: {kind: timed(call, calls)[0] for kind, call in kinds.items()} for work, kinds in works.items()}
+        if number:
+            found.append(times)
+    return found
+
+
+def tell(found: Any) -> None:
+    """Rank 0 prints what was found, as JSON; then the job ends."""
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        sys.stdout.write(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()

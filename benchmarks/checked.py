@@ -13,13 +13,11 @@ import argparse
 import json
 import os
 import statistics
-import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from _ranks import outputs
+from _ranks import interleaved, outputs, tell
 from rich.console import Console
 from rich.table import Table
 
@@ -66,21 +64,14 @@ def rank(calls: int, rounds: int) -> None:
     from dtprobe.framework.groups import Groups
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    found: list[dict[str, dict[str, float]]] = []
     with Groups(timeout_s=120) as groups:
         plain, scoped = dist.new_group(), groups.create("scoped")
         behind = dist.new_group()
         with checked(behind, timeout_s=120) as watched:
             members: dict[str, Any] = {"torch": plain, "scoped": scoped, "checked": watched}
             works = {work: {kind: _work(work, members[kind]) for kind in KINDS} for work in WORKS}
-            for number in range(rounds + 1):
-                times = {work: {kind: _timed(call, calls, dist) for kind, call in each.items()} for work, each in works.items()}
-                if number:  # the first round warms up
-                    found.append(times)
-    if dist.get_rank() == 0:
-        sys.stdout.write(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+            found = interleaved(works, rounds, calls)
+    tell(found)
 
 
 def _work(name: str, group: Any) -> Callable[[], object]:
@@ -95,14 +86,6 @@ def _work(name: str, group: Any) -> Callable[[], object]:
         return lambda: model(batch).square().mean().backward()
     tensor = torch.zeros(1 if name.endswith(" 4 B") else 2**18)
     return lambda: dist.all_reduce(tensor, group=group)
-
-
-def _timed(call: Callable[[], object], calls: int, dist: Any) -> float:
-    dist.barrier()
-    begun = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - begun) / calls
 
 
 if __name__ == "__main__":

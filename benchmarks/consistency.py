@@ -15,13 +15,10 @@ import argparse
 import json
 import os
 import statistics
-import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
-from _ranks import outputs
+from _ranks import interleaved, outputs, tell
 from rich.console import Console
 from rich.table import Table
 
@@ -64,15 +61,8 @@ def rank(rounds: int) -> None:
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     works = {name: _works(*shape) for name, shape in MODELS.items()}
-    found: list[dict[str, dict[str, float]]] = []
-    for number in range(rounds + 1):
-        times = {model: {kind: _timed(call, dist) for kind, call in each.items()} for model, each in works.items()}
-        if number:  # the first round warms up
-            found.append(times)
-    if dist.get_rank() == 0:
-        sys.stdout.write(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    found = interleaved(works, rounds)
+    tell(found)
 
 
 def _works(width: int, layers: int) -> dict[str, Callable[[], object]]:
@@ -101,13 +91,6 @@ def _works(width: int, layers: int) -> dict[str, Callable[[], object]]:
         dist.all_reduce(norms, dist.ReduceOp.MAX)
 
     return {"check": lambda: require_consistent(model), "all-gather": all_gather, "norm": norm, "step": step}
-
-
-def _timed(call: Callable[[], object], dist: Any) -> float:
-    dist.barrier()
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from _ranks import interleaved, tell
 from rich.console import Console
 from rich.table import Table
 
@@ -87,15 +87,8 @@ def rank(calls: int, rounds: int) -> None:
     works = {work: {kind: _work(work, group) for kind, group in groups.items()} for work in WORKS}
     for work, numel in SIZES.items():
         works[work]["floor"] = _floor(numel)
-    found: list[dict[str, dict[str, float]]] = []
-    for number in range(rounds + 1):
-        times = {work: {kind: _timed(call, calls, dist) for kind, call in each.items()} for work, each in works.items()}
-        if number:  # the first round warms up
-            found.append(times)
-    if dist.get_rank() == 0:
-        sys.stdout.write(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    found = interleaved(works, rounds, calls)
+    tell(found)
 
 
 def _work(name: str, group: Any) -> Callable[[], object]:
@@ -126,14 +119,6 @@ def _floor(numel: int) -> Callable[[], object]:
     comm = MPI.COMM_WORLD
     tensor = torch.zeros(numel)
     return lambda: comm.Allreduce(MPI.IN_PLACE, [MPI.buffer.fromaddress(tensor.data_ptr(), numel * 4), numel, MPI.FLOAT])
-
-
-def _timed(call: Callable[[], object], calls: int, dist: Any) -> float:
-    dist.barrier()
-    begun = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - begun) / calls
 
 
 if __name__ == "__main__":

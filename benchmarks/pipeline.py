@@ -15,12 +15,11 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import time
 from datetime import timedelta
 from typing import Any
 
-from _ranks import outputs
+from _ranks import outputs, tell
 from rich.console import Console
 from rich.table import Table
 
@@ -111,10 +110,7 @@ def rank(options: argparse.Namespace) -> None:
                 found.append(times)
         for exchange in exchanges:
             exchange.close()
-    if dist.get_rank() == 0:
-        sys.stdout.write(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    tell(found)
 
 
 def _step(name: str, stages: int, width: int, group: Any, exchange: Any) -> Any:

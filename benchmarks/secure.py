@@ -14,13 +14,12 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from _ranks import outputs
+from _ranks import outputs, tell, timed
 from rich.console import Console
 from rich.table import Table
 
@@ -126,15 +125,10 @@ def rank(rounds: int) -> None:
         works = {work: {"gloo": bare[work], "secured": _work(work, dist.group.WORLD)} for work in WORKS}
         found = []
         for number in range(rounds + 1):
-            times = {
-                work: {kind: _timed(call, WORKS[work], dist) for kind, call in kinds.items()} for work, kinds in works.items()
-            }
+            times = {work: {kind: timed(call, WORKS[work]) for kind, call in kinds.items()} for work, kinds in works.items()}
             if number:  # the first round warms up
                 found.append(times)
-    if dist.get_rank() == 0:
-        sys.stdout.write(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    tell(found)
 
 
 def _work(name: str, group: Any) -> Callable[[], object]:
@@ -161,15 +155,6 @@ def _work(name: str, group: Any) -> Callable[[], object]:
         work.wait()
 
     return message
-
-
-def _timed(call: Callable[[], object], calls: int, dist: Any) -> list[float]:
-    """Wall clock and processor time of this rank, seconds a call."""
-    dist.barrier()
-    begun, used = time.perf_counter(), time.process_time()
-    for _ in range(calls):
-        call()
-    return [(time.perf_counter() - begun) / calls, (time.process_time() - used) / calls]
 
 
 def _spread(values: list[float], unit: str) -> str:

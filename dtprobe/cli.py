@@ -239,6 +239,8 @@ def nightly(
     from dtprobe import suite
     from dtprobe.report import suite as pages
 
+    if claims is not None:
+        pages.check_claims(claims)
     result = suite.run(
         catalog.load(path or ()).chosen(only.split(",") if only else ()),
         out=out,

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dtprobe.authoring import symptoms
+from dtprobe.authoring.rendezvous import join
 from dtprobe.scenario import Arm, Metric, Mitigation, Verdict, VerdictKind
 from dtprobe.worker import attempt
 
@@ -60,12 +60,8 @@ def work(bring: Bring, call: Call, description: str | None) -> None:
     parser.add_argument("--timeout-s", type=float, default=TIMEOUT_S)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()
-    device = "cpu"
-    if args.device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if args.device == "cuda" else "gloo", timeout=timedelta(seconds=START_S))
-    rank, size = dist.get_rank(), dist.get_world_size()
+    device, rank = args.device, join(START_S, device=args.device)
+    size = dist.get_world_size()
     differs = args.differs and rank == CULPRIT
     for guard in args.guards.split(",") * args.trials:
         dist.barrier()  # the default group is left alone by what follows, and keeps the ranks together

@@ -86,7 +86,7 @@ def judge(evidence: Evidence, claim: Claim) -> Verdict:
     text = fault["text"].iloc[0].partition("] ")[2] or fault["text"].iloc[0] if len(fault) else ""
     because = (
         f"Rank {CULPRIT} {claim.fate} in {hit} of {len(own)} runs; {len(fault)} of {survivors} other ranks raised"
-        + (f' ("{text[:150]}")' if text else "")
+        + (f' ("{text.partition(". ")[0][:150]}")' if text else "")
         + f", {int(fault['late'].sum())} of them by their {timeout_s:g} s timeout"
         + (f", after {float(fault['took_s'].median()):.2f} s in the median" if len(fault) else "")
         + f"; {int(fault['named'].sum())} named the rank."

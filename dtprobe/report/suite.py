@@ -5,6 +5,7 @@ The page and the table are made from `summary.json` alone.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from dtprobe.errors import DtprobeError
+from dtprobe.errors import DtprobeError, UsageError
 from dtprobe.report import html, markdown, words
 
 if TYPE_CHECKING:
@@ -106,6 +107,12 @@ def write(folder: Path, data: Mapping[str, Any]) -> Path:
     except OSError as error:
         raise DtprobeError(f"cannot write the summary into {folder}: {error.strerror}", "free space") from error
     return page
+
+
+def check_claims(path: Path) -> None:
+    """Raise UsageError where the table of claims could not be written: that is better known before than after the suite."""
+    if not os.access(path if path.exists() else path.parent, os.W_OK) or path.is_dir():
+        raise UsageError(f"--claims {path}: no such file can be written", "name a file in a folder that exists")
 
 
 def write_claims(path: Path, data: Mapping[str, Any]) -> None:

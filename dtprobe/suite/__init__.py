@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -114,8 +113,7 @@ def run(
     follow = _Follow(scenarios, follower)
     follower.begin(len(scenarios))
     try:
-        with tempfile.TemporaryDirectory(prefix="dtprobe-suite-") as scratch:
-            code = pytest.main(_arguments(scenarios, Path(scratch), folder, out, jobs, repeats, seed), plugins=[follow])
+        code = pytest.main(_arguments(scenarios, folder, out, jobs, repeats, seed), plugins=[follow])
     finally:
         follower.end()
     if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
@@ -140,16 +138,14 @@ def run(
     return result
 
 
-def _arguments(
-    scenarios: Sequence[Scenario], scratch: Path, folder: Path, out: Path, jobs: int, repeats: int | None, seed: int
-) -> list[str]:
-    """Of a pytest that knows nothing of the project it is started in: no ini file, no conftest, no cache, no terminal."""
-    ini = scratch / "pytest.ini"
-    ini.write_text("[pytest]\n", encoding="utf-8")
+def _arguments(scenarios: Sequence[Scenario], folder: Path, out: Path, jobs: int, repeats: int | None, seed: int) -> list[str]:
+    """Of a pytest that knows nothing of the project it is started in: no ini file, no conftest, no cache, no terminal, no temporary folder."""
     files = dict.fromkeys(str(one.folder / "scenario.py") for one in scenarios)
-    plugins = [word for name in (PLUGIN, "no:terminal", "no:cacheprovider", "no:faulthandler") for word in ("-p", name)]
+    plugins = [
+        word for name in (PLUGIN, "no:terminal", "no:cacheprovider", "no:faulthandler", "no:tmpdir") for word in ("-p", name)
+    ]
     return [
-        *("-c", str(ini), "--rootdir", str(scratch), "--noconftest", "--import-mode=importlib"),
+        *("-c", os.devnull, "--rootdir", str(folder), "--noconftest", "--import-mode=importlib"),
         *plugins,
         *("-W", "ignore::pluggy.PluggyTeardownRaisedWarning"),  # an interrupt meets xdist's connections closed
         *("-n", str(jobs), "--dist", "worksteal", "--scenarios", "--scenario-seed", str(seed)),

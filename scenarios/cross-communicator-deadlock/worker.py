@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from dtprobe import attempt
+from dtprobe.authoring.rendezvous import join
 
 START_S = 60.0
 NAMES = ("data", "tensor")
@@ -46,12 +46,8 @@ def main() -> None:
     parser.add_argument("--check-timeout-s", type=float, default=1.0)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()
-    device = "cpu"
-    if args.device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if args.device == "cuda" else "gloo", timeout=timedelta(seconds=START_S))
-    order = list(NAMES)[::-1] if dist.get_rank() == args.swap_rank else list(NAMES)
+    device, rank = args.device, join(START_S, device=args.device)
+    order = list(NAMES)[::-1] if rank == args.swap_rank else list(NAMES)
     for way in args.ways.split(",") * args.trials:
         dist.set_debug_level(dist.DebugLevel.DETAIL if way == "detail" else dist.DebugLevel.OFF)
         groups = {name: dist.new_group(timeout=timedelta(seconds=args.timeout_s), group_desc=name) for name in NAMES}

@@ -9,7 +9,6 @@ By hand, once for each rank: `RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_P
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dtprobe import attempt
+from dtprobe.authoring.rendezvous import join
 
 UNITS = {"small": 1.0, "large": 100.0}
 """Name of each group -> what rank 0 brings to its sum; rank r brings r+1 times as much."""
@@ -50,12 +50,8 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=10.0)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()
-    device = "cpu"
-    if args.device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if args.device == "cuda" else "gloo", timeout=timedelta(seconds=START_S))
-    rank, size = dist.get_rank(), dist.get_world_size()
+    device, rank = args.device, join(START_S, device=args.device)
+    size = dist.get_world_size()
     order = list(UNITS)[::-1] if rank == args.swap_rank else list(UNITS)
     for trial in range(args.trials):
         for way in args.ways.split(","):

@@ -9,13 +9,13 @@ By hand, once for each rank: `RANK=0 WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_P
 from __future__ import annotations
 
 import argparse
-import os
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from dtprobe import attempt
+from dtprobe.authoring.rendezvous import join
 
 START_S = 60.0
 
@@ -43,12 +43,8 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=2.0)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()
-    device = "cpu"
-    if args.device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if args.device == "cuda" else "gloo", timeout=timedelta(seconds=START_S))
-    rank, size = dist.get_rank(), dist.get_world_size()
+    device, rank = args.device, join(START_S, device=args.device)
+    size = dist.get_world_size()
     ranks = list(range(1 if args.misuse == "rank-lists" and rank == 1 else 0, size))
     for way in args.ways.split(",") * args.trials:
         if way == "registry":

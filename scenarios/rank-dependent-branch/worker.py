@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from dtprobe import attempt
+from dtprobe.authoring.rendezvous import join
 
 START_S = 60.0
 SPIKE_STEP = 3
@@ -44,12 +44,8 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=2.5)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()
-    device = "cpu"
-    if args.device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if args.device == "cuda" else "gloo", timeout=timedelta(seconds=START_S))
-    rank, size = dist.get_rank(), dist.get_world_size()
+    device, rank = args.device, join(START_S, device=args.device)
+    size = dist.get_world_size()
     spikes = rank == args.spike_rank
     for way in args.ways.split(","):
         dist.set_debug_level(dist.DebugLevel.DETAIL if way == "detail" else dist.DebugLevel.OFF)

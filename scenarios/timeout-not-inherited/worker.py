@@ -6,7 +6,6 @@ By hand, once for each rank: `RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_P
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from datetime import timedelta
 
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from dtprobe import attempt, record
+from dtprobe.authoring.rendezvous import join
 
 START_S = 60.0
 
@@ -42,12 +42,8 @@ def main() -> None:
     parser.add_argument("--late-s", type=float, default=0.0, help="so late the last rank comes to the all-reduce")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()
-    device = "cpu"
-    if args.device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if args.device == "cuda" else "gloo", timeout=timedelta(seconds=START_S))
-    rank, size = dist.get_rank(), dist.get_world_size()
+    device, rank = args.device, join(START_S, device=args.device)
+    size = dist.get_world_size()
     for trial in range(args.trials):
         for how in args.groups.split(","):
             c10d._set_pg_timeout(timedelta(seconds=args.timeout_s))  # as if given to init_process_group, once all have started

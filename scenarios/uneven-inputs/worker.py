@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 from datetime import timedelta
 
 import torch
@@ -19,6 +18,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from dtprobe import attempt
+from dtprobe.authoring.rendezvous import join
 
 START_S = 60.0
 
@@ -53,12 +53,7 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=2.5)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()
-    device = "cpu"
-    if args.device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if args.device == "cuda" else "gloo", timeout=timedelta(seconds=START_S))
-    rank = dist.get_rank()
+    device, rank = args.device, join(START_S, device=args.device)
     batches = args.batches - (2 if rank == args.short_rank else 0)
     for cure in args.cures.split(",") * args.trials:
         group = dist.new_group(timeout=timedelta(seconds=args.timeout_s), group_desc=cure)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -50,35 +51,69 @@ def test_each_scenario_says_what_became_of_it_in_one_summary(tmp_path):
     assert "| `quick:plain` | steps take no time | reproduced, the cure held |" in claims and "needy" not in claims
 
 
-def test_an_interrupt_ends_what_runs_and_leaves_a_summary(tmp_path):
-    out = tmp_path / "out"
-    running = subprocess.Popen(
-        command(out, "quick:lasts,quick:misjudged", "--jobs", "1"),
+@contextmanager
+def running(out, only, temporary):
+    """A suite in a session of its own, from the moment at which ranks of its first scenario are there."""
+    temporary.mkdir()
+    suite = subprocess.Popen(
+        command(out, only, "--jobs", "1"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
     )
-    deadline = time.monotonic() + 60
-    while not list(out.glob("quick.lasts/*/*/0/rank0/process.json")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.killpg(running.pid, signal.SIGINT)
-    _, said = running.communicate(timeout=60)
-    assert running.returncode == 130 and "Traceback" not in said, said
-    (summary,) = out.glob("suites/*/summary.json")
-    data = json.loads(summary.read_text())
-    assert data["interrupted"] and [row["status"] for row in data["scenarios"]][1:] == ["not-run"], data
+    try:
+        deadline = time.monotonic() + 60
+        while not list(out.glob("*/*/*/0/rank0/process.json")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        yield suite
+    finally:
+        suite.kill()
+        suite.communicate()
+
+
+def assert_nothing_left(out, temporary):
     deadline = time.monotonic() + 20
-    while (left := [one for one in psutil.process_iter(["environ"]) if str(out) in str(one.info["environ"])]) and (
-        time.monotonic() < deadline
-    ):
+    while (left := held(out) + list(temporary.iterdir())) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left, left
 
 
+def held(out):
+    """Processes with the folder in their environment: ranks, and what they started."""
+    return [one for one in psutil.process_iter(["environ"]) if str(out) in str(one.info["environ"])]
+
+
+def test_an_interrupt_ends_what_runs_and_leaves_a_summary(tmp_path):
+    out, temporary = tmp_path / "out", tmp_path / "tmp"
+    with running(out, "quick:lasts,quick:misjudged", temporary) as suite:
+        os.killpg(suite.pid, signal.SIGINT)
+        _, said = suite.communicate(timeout=60)
+    assert suite.returncode == 130 and "Traceback" not in said, said
+    (summary,) = out.glob("suites/*/summary.json")
+    data = json.loads(summary.read_text())
+    assert data["interrupted"] and [row["status"] for row in data["scenarios"]][1:] == ["not-run"], data
+    assert_nothing_left(out, temporary)
+
+
+def test_a_killed_suite_leaves_no_process_no_temporary_file_and_no_finished_run(tmp_path):
+    out, temporary = tmp_path / "out", tmp_path / "tmp"
+    with running(out, "quick:lasts", temporary) as suite:
+        suite.kill()
+        suite.wait(timeout=10)
+        assert_nothing_left(out, temporary)
+    (run,) = out.glob("quick.lasts/*/run.json")
+    assert json.loads(run.read_text())["state"] in ("unfinished", "interrupted")
+
+
 @pytest.mark.parametrize(
     ("only", "words", "says"),
-    [("quik", (), "did you mean quick"), ("quick", ("--jobs", "0"), "--jobs 0")],
+    [
+        ("quik", (), "did you mean quick"),
+        ("quick", ("--jobs", "0"), "--jobs 0"),
+        ("quick", ("--claims", "/no/such/claims.md"), "--claims /no/such/claims.md"),
+    ],
 )
 def test_what_cannot_be_run_is_one_line(tmp_path, only, words, says):
     done = nightly(tmp_path / "out", only, *words)

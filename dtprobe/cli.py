@@ -263,6 +263,31 @@ def nightly(
 
 
 @app.command()
+def postmortem(
+    paths: Annotated[list[Path], typer.Argument(help="Folders, files or archives that the job left.")],
+    out: Out = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """What failed first in a dead or hung job, on which rank, why, and the lines that prove it.
+
+    Example: `dtprobe postmortem logs/ --json`
+    """
+    from rich.console import Console
+
+    from dtprobe.diagnose import diagnose
+    from dtprobe.diagnose.diagnosis import HEALTHY
+
+    found = diagnose(paths)
+    if as_json:
+        print(json.dumps(found.json, indent=2))
+    else:
+        from dtprobe.report import postmortem as pages
+
+        pages.render(found, Console())
+    raise typer.Exit(0 if found.failure_mode == HEALTHY else 1)
+
+
+@app.command()
 def injectors(
     name: Annotated[str | None, typer.Argument(help="Only this injector, with every parameter of its actions.")] = None,
     as_json: Json = False,

@@ -2,13 +2,17 @@
 
 torch's FileStore keeps one file for ever: a torn record makes `get` spin at full load ignoring its timeout, the file of a
 killed run joins the next one (13 of 20 starts failed), and two jobs on one path become one group. Here each run and attempt
-has a folder of its own that one rank creates exclusively, each rank claims its number exclusively, every record carries a
-checksum, every wait has a deadline, and the folder goes when the job ends.
+has a folder of its own, each rank claims its number in the log there under the lock, every record carries a checksum, every
+wait has a deadline, and the folder goes when the job ends.
+
+Nothing is believed that a client of a shared file system (NFS, FUSE) may answer from memory: no name is looked for before it
+is there, and every look at the log asks the server for its size anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -34,14 +38,16 @@ _HEAD = struct.Struct("<4sIIii")  # magic, crc of all that follows, body length,
 _MAGIC = b"dtp1"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _POLL_S, _POLL_MOST_S = 0.002, 0.05
-
+_REMOVAL_S = 1.0
+_CLAIM = "dtprobe.claim."
+"""With a rank's number: the key of its claim. Not counted among the keys."""
 
 _OPEN: set[SafeFileStore] = set()
 """Stores in use: c10d keeps only the C++ half of a store, and every call would fail once Python dropped its own half."""
 
 
 class StaleStore(RankError):
-    """The folder of this run and attempt exists already, or a rank's number is taken: another process claimed it."""
+    """A rank's number in this run and attempt is taken already, or claimed for another world size: by another process."""
 
 
 class TornRecord(FrameworkError):
@@ -50,7 +56,7 @@ class TornRecord(FrameworkError):
 
 @dataclass(frozen=True)
 class Claim:
-    """Who made the folder or took a rank: written exclusively, by one process."""
+    """Who took a rank: one process."""
 
     run: str
     attempt: int
@@ -66,9 +72,9 @@ class Claim:
 class SafeFileStore(dist.Store):
     """A c10d store in `<folder>/<run>.<attempt>`: give it to `init_process_group(store=...)`, close it at the end.
 
-    `run` names this run and no other (a launcher's job id), `attempt` counts its restarts. Rank 0 makes the folder; it
-    raises StaleStore when it exists. The others wait for it. `timeout_s` bounds every wait, also that for the lock, and
-    ends in `torch.distributed.DistStoreError`. Usable as a context manager.
+    `run` names this run and no other (a launcher's job id), `attempt` counts its restarts. Each rank claims its number, and
+    raises StaleStore where it is taken; all wait for rank 0's claim. `timeout_s` bounds every wait, also that for the lock, and
+    ends in `torch.distributed.DistStoreError`. Usable as a context manager. The file system's locks must hold between the hosts.
     """
 
     def __init__(self, folder: Path | str, *, run: str, attempt: int = 0, rank: int, world_size: int, timeout_s: float = 60.0):
@@ -86,54 +92,54 @@ class SafeFileStore(dist.Store):
         self._turn = threading.RLock()
         self._file = -1
         self._join()
-        self._file = os.open(self.folder / "log", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         _OPEN.add(self)
 
     # claims
 
     def _join(self) -> None:
-        if self.claim.rank == 0:
-            try:
-                self.folder.mkdir(parents=True)
-            except FileExistsError:
-                found = _read_claim(self.folder / "run.json")
-                raise StaleStore(
-                    f"{self.folder} exists already, made by {found or 'someone unknown'}; this is {self.claim}",
-                    "choose another run id or attempt, or remove the folder once that run is dead",
-                    ranks=(0,),
-                ) from None
-            (self.folder / "log").touch()
-            _write_claim(self.folder / "run.json", self.claim)
-        else:
-            self._wait_for_folder()
+        self._file = _log_of(self.folder, time.monotonic() + self._timeout_s)
         try:
-            _write_claim(self.folder / f"rank{self.claim.rank}.json", self.claim)
-        except FileExistsError:
-            found = _read_claim(self.folder / f"rank{self.claim.rank}.json")
-            raise StaleStore(
-                f"rank {self.claim.rank} of run {self.claim.run!r} is taken by {found}; this is {self.claim}",
-                "two jobs use one run id, or two processes one rank",
-                ranks=(self.claim.rank,),
-            ) from None
-
-    def _wait_for_folder(self) -> None:
-        deadline = time.monotonic() + self._timeout_s
-        for pause_s in _pauses():
-            found = _read_claim(self.folder / "run.json")
-            if found is not None:
-                if found.world_size != self.claim.world_size:
-                    raise StaleStore(
-                        f"world sizes differ: {found} made {self.folder}, this is {self.claim}",
-                        "start all ranks of one job with one world size",
-                        ranks=(self.claim.rank,),
-                    )
-                return
-            if time.monotonic() > deadline:
+            self._take_rank()
+            try:
+                self.wait([_claimed(0)])
+            except dist.DistStoreError:
+                self._withdraw()
                 raise dist.DistStoreError(
-                    f"rank 0 did not make {self.folder} within {self._timeout_s:g} s; see that it started, and that the "
+                    f"rank 0 did not come to {self.folder} within {self._timeout_s:g} s; see that it started, and that the "
                     "folder is on a file system both hosts share"
+                ) from None
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _take_rank(self) -> None:
+        rank = self.claim.rank
+        with self._locked():
+            found = {other.rank: other for other in self._claims()}
+            differ = next((other for other in found.values() if other.world_size != self.claim.world_size), None)
+            if differ is not None:
+                raise StaleStore(
+                    f"world sizes differ: {differ} came to {self.folder}, this is {self.claim}",
+                    "start all ranks of one job with one world size",
+                    ranks=(rank,),
                 )
-            time.sleep(pause_s)
+            if rank in found:
+                raise StaleStore(
+                    f"rank {rank} of run {self.claim.run!r} is taken in {self.folder} by {found[rank]}; this is {self.claim}",
+                    "choose another run id or attempt, or remove the folder once that run is dead; or two processes have one rank",
+                    ranks=(rank,),
+                )
+            self._append(_claimed(rank), json.dumps(asdict(self.claim)).encode())
+
+    def _claims(self) -> list[Claim]:
+        return [Claim(**json.loads(value)) for key, value in self._known.items() if key.startswith(_CLAIM)]
+
+    def _withdraw(self) -> None:
+        """Give the rank back, and take the folder along where nobody else has come."""
+        with self._locked():
+            self._append(_claimed(self.claim.rank), None)
+            if not self._claims():
+                shutil.rmtree(self.folder, ignore_errors=True)
 
     # c10d's store interface
 
@@ -192,7 +198,7 @@ class SafeFileStore(dist.Store):
 
     def num_keys(self) -> int:
         with self._locked(exclusive=False):
-            return len(self._known)
+            return sum(not key.startswith(_CLAIM) for key in self._known)
 
     getNumKeys = num_keys
 
@@ -251,7 +257,7 @@ class SafeFileStore(dist.Store):
             self._file = -1
             _OPEN.discard(self)
         if left >= everyone or self.claim.rank == 0:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            _removed(self.folder)
 
     def __enter__(self) -> SafeFileStore:
         return self
@@ -286,6 +292,14 @@ class SafeFileStore(dist.Store):
 
     def _read(self) -> None:
         """Take in what others appended. We hold the lock, so an incomplete record is a torn one, not one being written."""
+        try:
+            # To set the time asks the server, whose answer brings the size: fstat alone may tell one that is seconds old, and
+            # so may opening anew where a client has no close-to-open consistency.
+            os.utime(self._file)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            raise FrameworkError(f"{self.folder}/log was removed while in use", "see who removed it; start a new attempt") from None
         size = os.fstat(self._file).st_size
         if size < self._read_to:
             raise TornRecord(f"{self.folder}/log shrank from {self._read_to} to {size} bytes", "start a new attempt")
@@ -340,23 +354,36 @@ def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def _write_claim(path: Path, claim: Claim) -> None:
-    """Create `path` exclusively and completely: written aside, then linked, which fails when the name exists."""
-    aside = path.with_name(f".{path.name}.{claim.host}.{claim.pid}")
-    aside.write_text(json.dumps(asdict(claim)), encoding="utf-8")
-    try:
-        os.link(aside, path)
-    finally:
-        aside.unlink()
+def _claimed(rank: int) -> str:
+    return f"{_CLAIM}{rank}"
 
 
-def _read_claim(path: Path) -> Claim | None:
-    try:
-        return Claim(**json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError) as error:
-        raise TornRecord(f"{path} is not a claim: {error}", "start a new attempt") from None
+def _log_of(folder: Path, deadline: float) -> int:
+    """The descriptor of the log in `folder`; both are made where they are not there.
+
+    Whether they are is left to the calls that make them, for a client may go on believing that a name is not there.
+    """
+    for pause_s in _pauses():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+            return os.open(folder / "log", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:  # an earlier run of this name is just removing it
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(pause_s)
+    raise AssertionError("unreachable: the pauses never end")
+
+
+def _removed(folder: Path) -> None:
+    """Remove the folder; on NFS it cannot go as long as another process of this host has the log open."""
+    deadline = time.monotonic() + _REMOVAL_S
+    for pause_s in _pauses():
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists() or time.monotonic() > deadline:
+            return
+        time.sleep(pause_s)
 
 
 def _lock_holder(file: int) -> str:

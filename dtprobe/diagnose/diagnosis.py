@@ -1,0 +1,110 @@
+"""The answer of a postmortem, and its JSON form `dtprobe.diagnosis/1`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtprobe.diagnose.case import Finding, First, Quote
+
+SCHEMA = "dtprobe.diagnosis/1"
+UNDETERMINED = "undetermined"
+HEALTHY = "healthy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A row of the timeline. `t_ns` is UTC; `uncertainty_ns` how far it may be off against the others."""
+
+    t_ns: int | None
+    text: str
+    rank: int | None = None
+    host: str | None = None
+    file: str | None = None
+    line: int | None = None
+    uncertainty_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """An edge of the wait-for graph: `rank` waits in `operation` (of `group`) for rank `awaits`."""
+
+    rank: int
+    awaits: int
+    operation: str
+    group: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What failed first, on which rank and host, why, and how we know.
+
+    `confidence` is the probability that `failure_mode` is right. `ruled_out` are the findings that lost, best first.
+    """
+
+    failure_mode: str
+    group: str
+    locus: str
+    first_failing_rank: First
+    host: str | None
+    suspects: tuple[int, ...]
+    confidence: float
+    because: str
+    evidence: tuple[Quote, ...]
+    missing: tuple[str, ...]
+    fix: str
+    scenario: str | None
+    timeline: tuple[Moment, ...] = ()
+    waits: tuple[Waiting, ...] = ()
+    ruled_out: tuple[Finding, ...] = ()
+    read: Mapping[str, int] = field(default_factory=dict)
+    not_proven: str = ""
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The object that `dtprobe postmortem --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "failure_mode": self.failure_mode,
+            "class": self.group,
+            "locus": self.locus,
+            "first_failing_rank": self.first_failing_rank,
+            "host": self.host,
+            "suspects": list(self.suspects),
+            "confidence": round(self.confidence, 2),
+            "because": self.because,
+            "evidence": [{"file": one.file, "line": one.line, "text": one.text, "role": one.role} for one in self.evidence],
+            "missing": list(self.missing),
+            "fix": self.fix,
+            "scenario": self.scenario,
+            "not_proven": self.not_proven,
+            "ruled_out": [_ruled_out(one) for one in self.ruled_out],
+            "waits": [
+                {"rank": one.rank, "awaits": one.awaits, "operation": one.operation, "group": one.group} for one in self.waits
+            ],
+            "timeline": [_moment(one) for one in self.timeline],
+            "read": dict(self.read),
+        }
+
+
+def _ruled_out(finding: Finding) -> dict[str, Any]:
+    return {"failure_mode": finding.mode, "first_failing_rank": finding.first, "because": finding.because}
+
+
+def _moment(moment: Moment) -> dict[str, Any]:
+    return {
+        "t_ns": moment.t_ns,
+        "text": moment.text,
+        "rank": moment.rank,
+        "host": moment.host,
+        "file": moment.file,
+        "line": moment.line,
+        "uncertainty_ns": moment.uncertainty_ns,
+    }
+
+
+def ranks_of(findings: Sequence[Finding]) -> tuple[int, ...]:
+    """All ranks that these findings name."""
+    named = {rank for one in findings for rank in one.suspects} | {one.first for one in findings if isinstance(one.first, int)}
+    return tuple(sorted(named))

@@ -14,8 +14,8 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,15 @@ class View(mfusepy.Operations):
         for memory in self._memories:
             memory.forget(*paths, *(path.rpartition("/")[0] or "/" for path in paths))
 
+    @contextmanager
+    def _refused(self, path: str) -> Iterator[None]:
+        """Where making a name is refused because it is there, the client knows so from then on, as NFS's and FUSE's do."""
+        try:
+            yield
+        except FileExistsError:
+            self._forget(path)
+            raise
+
     def _real(self, path: str) -> str:
         return self._root + path
 
@@ -168,28 +177,33 @@ class View(mfusepy.Operations):
 
     def create(self, path: str, mode: int, fi: Any = None) -> int:
         self._meet("create", path)
-        made = os.open(self._real(path), (fi & ~os.O_DIRECT) | os.O_CREAT | os.O_CLOEXEC, mode)
+        with self._refused(path):
+            made = os.open(self._real(path), (fi & ~os.O_DIRECT) | os.O_CREAT | os.O_CLOEXEC, mode)
         self._made(path)
         return made
 
     def mkdir(self, path: str, mode: int) -> int:
         self._meet("mkdir", path)
-        os.mkdir(self._real(path), mode)  # noqa: PTH102
+        with self._refused(path):
+            os.mkdir(self._real(path), mode)  # noqa: PTH102
         return self._made(path)
 
     def mknod(self, path: str, mode: int, dev: int) -> int:
         self._meet("create", path)
-        os.mknod(self._real(path), mode, dev)
+        with self._refused(path):
+            os.mknod(self._real(path), mode, dev)
         return self._made(path)
 
     def symlink(self, target: str, source: str) -> int:
         self._meet("symlink", target)
-        os.symlink(source, self._real(target))  # noqa: PTH211
+        with self._refused(target):
+            os.symlink(source, self._real(target))  # noqa: PTH211
         return self._made(target)
 
     def link(self, target: str, source: str) -> int:
         self._meet("link", target)
-        os.link(self._real(source), self._real(target), follow_symlinks=False)
+        with self._refused(target):
+            os.link(self._real(source), self._real(target), follow_symlinks=False)
         self._forget(target, source)
         return 0
 

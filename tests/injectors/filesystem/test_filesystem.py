@@ -121,6 +121,23 @@ else:
     assert "/new: no such file" in one.detail and one.ended_ns is not None
 
 
+@pytest.mark.parametrize("make", ["os.mkdir(data / 'new')", "os.close(os.open(data / 'new', os.O_CREAT | os.O_EXCL))"])
+def test_a_name_whose_making_is_refused_is_believed_in_from_then_on(job, folder, make):
+    code = f"""
+if rank == 0:
+    until(lambda: (shared / "asked").exists())
+    (data / "new").mkdir()
+    (shared / "changed").touch()
+else:
+    say((data / "new").exists())
+    (shared / "asked").touch()
+    until(lambda: (shared / "changed").exists())
+    say((data / "new").exists(), outcome(lambda: {make}), (data / "new").exists())
+"""
+    job.run_local(f"filesystem:cache,path={folder},rank=1,seconds=60", FILES + code)
+    assert job.said(1) == ["False", "False EEXIST True"]
+
+
 FILESTORE = """
 from datetime import timedelta
 import torch.distributed as dist

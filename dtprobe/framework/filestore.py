@@ -299,7 +299,9 @@ class SafeFileStore(dist.Store):
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
-            raise FrameworkError(f"{self.folder}/log was removed while in use", "see who removed it; start a new attempt") from None
+            raise FrameworkError(
+                f"{self.folder}/log was removed while in use", "see who removed it; start a new attempt"
+            ) from None
         size = os.fstat(self._file).st_size
         if size < self._read_to:
             raise TornRecord(f"{self.folder}/log shrank from {self._read_to} to {size} bytes", "start a new attempt")

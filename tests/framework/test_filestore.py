@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,7 +57,7 @@ def test_the_folder_is_gone_after_the_last_rank_closed(tmp_path):
         second.get("k")
 
 
-def test_the_folder_of_a_killed_run_is_refused_with_who_made_it(tmp_path):
+def test_the_folder_of_a_killed_run_is_refused_with_who_took_the_rank(tmp_path):
     program = f"""
 import os
 from dtprobe.framework.filestore import SafeFileStore
@@ -65,7 +66,7 @@ os.kill(os.getpid(), 9)
 """
     killed = subprocess.run([sys.executable, "-c", program], check=False)
     assert killed.returncode == -signal.SIGKILL
-    with pytest.raises(StaleStore, match="exists already, made by rank 0 of 1, pid"):
+    with pytest.raises(StaleStore, match="rank 0 of run 'r' is taken in .* by rank 0 of 1, pid"):
         opened(tmp_path)
     with opened(tmp_path, attempt=1) as store:
         assert not store.check(["k"])
@@ -170,9 +171,17 @@ def test_a_lock_that_another_process_holds_ends_in_a_timeout_that_names_it(tmp_p
         store.set("k", "v")
 
 
-def test_rank_0_that_never_makes_the_folder_is_named(tmp_path):
-    with pytest.raises(dist.DistStoreError, match="rank 0 did not make"):
+def test_rank_0_that_never_comes_is_named_and_who_waited_leaves_nothing(tmp_path):
+    with pytest.raises(dist.DistStoreError, match="rank 0 did not come"):
         opened(tmp_path, 1, 2, timeout_s=0.3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_that_is_removed_in_use_ends_the_close_in_time(tmp_path):
+    store = opened(tmp_path, 0, 2)
+    shutil.rmtree(store.folder)
+    store.close(timeout_s=0.2)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("run", ["", "../up", "a/b", ".hidden", "a b"])

@@ -66,7 +66,7 @@ os.kill(os.getpid(), 9)
 """
     killed = subprocess.run([sys.executable, "-c", program], check=False)
     assert killed.returncode == -signal.SIGKILL
-    with pytest.raises(StaleStore, match="rank 0 of run 'r' is taken in .* by rank 0 of 1, pid"):
+    with pytest.raises(StaleStore, match=r"rank 0 of run 'r' is taken in .* by rank 0 of 1, pid"):
         opened(tmp_path)
     with opened(tmp_path, attempt=1) as store:
         assert not store.check(["k"])

@@ -119,11 +119,16 @@ def roots(extra: Sequence[Path] = ()) -> list[Path]:
 
 
 def load_module(path: Path, name: str) -> ModuleType:
-    """Import a content file by its path under a private name; raises whatever its import raises."""
-    spec = importlib.util.spec_from_file_location(name, path)
+    """Import a content file by its path under a private name; raises whatever its import raises.
+
+    What lies beside it is imported relatively: `from .judges import ...`.
+    """
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=[str(path.parent)])
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
+    for beside in [known for known in sys.modules if known.startswith(f"{name}.")]:
+        del sys.modules[beside]  # another folder of this name was loaded before
     sys.modules[name] = module  # dataclasses look their module up by name
     try:
         spec.loader.exec_module(module)

@@ -92,6 +92,17 @@ def test_a_second_scenario_of_one_name_is_refused_not_silently_preferred(content
     assert [entry.folder for entry in found.broken if "exists already" in entry.error] == [twin]
 
 
+def test_a_scenario_imports_what_lies_beside_it_and_not_what_lies_beside_another_of_its_name(content, tmp_path):
+    text = SCENARIO.replace("base = Scenario(", "from .words import TITLE\n\nbase = Scenario(").replace('title="t"', "title=TITLE")
+    for place in ("one", "other"):
+        folder = tmp_path / place / "scenarios" / "split"
+        folder.mkdir(parents=True)
+        (folder / "scenario.py").write_text(text.format(name="split"))
+        (folder / "words.py").write_text(f"TITLE = {place!r}\n")
+        (folder / "worker.py").write_text("")
+        assert catalog.load([tmp_path / place]).find("split").title == place
+
+
 def test_a_path_that_does_not_exist_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="no such folder"):
         catalog.load([tmp_path / "nowhere"])

@@ -21,6 +21,7 @@ class Known:
 
     group: str
     locus: str
+    title: str = ""
     fix: str = ""
     scenario: str | None = None
     explains: frozenset[str] = frozenset()
@@ -36,6 +37,7 @@ def modes() -> Mapping[str, Known]:
         name: Known(
             group=entry["class"],
             locus=entry["locus"],
+            title=entry["title"],
             fix=more.get(name, {}).get("fix", ""),
             scenario=more.get(name, {}).get("scenario"),
             explains=frozenset(more.get(name, {}).get("explains", ())),

@@ -36,11 +36,29 @@ class Waiting:
     group: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A collective or point-to-point operation of a rank on the common clock, for the timeline.
+
+    `begin_ns` and `end_ns` are UTC; `end_ns` is None where the rank was still in it when the evidence was taken, or was never seen
+    to leave. `seq` is its number in its group.
+    """
+
+    rank: int
+    name: str
+    begin_ns: int
+    end_ns: int | None = None
+    group: str | None = None
+    seq: int | None = None
+    state: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """What failed first, on which rank and host, why, and how we know.
 
-    `confidence` is the probability that `failure_mode` is right. `ruled_out` are the findings that lost, best first.
+    `confidence` is the probability that `failure_mode` is right. `ruled_out` are the findings that lost, best first. `operations`
+    are the last ones of each rank, a bounded number; they are drawn, and are not part of the JSON.
     """
 
     failure_mode: str
@@ -60,6 +78,7 @@ class Diagnosis:
     ruled_out: tuple[Finding, ...] = ()
     read: Mapping[str, int] = field(default_factory=dict)
     not_proven: str = ""
+    operations: tuple[Operation, ...] = ()
 
     @property
     def json(self) -> dict[str, Any]:
@@ -89,7 +108,12 @@ class Diagnosis:
 
 
 def _ruled_out(finding: Finding) -> dict[str, Any]:
-    return {"failure_mode": finding.mode, "first_failing_rank": finding.first, "because": finding.because}
+    return {
+        "failure_mode": finding.mode,
+        "first_failing_rank": finding.first,
+        "likelihood": round(finding.likelihood, 2),
+        "because": finding.because,
+    }
 
 
 def _moment(moment: Moment) -> dict[str, Any]:

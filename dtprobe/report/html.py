@@ -2,49 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from urllib.parse import quote
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from dtprobe.catalog import PACKAGE
-from dtprobe.report import figures, svg, words
+from dtprobe.report import engine, figures, svg
 from dtprobe.report.page import MetricRow, Page
 from dtprobe.report.series import Panel
 from dtprobe.report.timeline import Timeline
 
 
-def templates() -> Path:
-    """The folder of the templates: the checkout's, or the one that the wheel carries."""
-    checkout = PACKAGE.parent / "reports" / "templates"
-    return checkout if checkout.is_dir() else PACKAGE / "content" / "reports" / "templates"
-
-
-def environment() -> Environment:
-    """The template engine for HTML: escapes every value, fails on a name that does not exist."""
-    engine = Environment(
-        loader=FileSystemLoader(templates()),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    engine.filters["href"] = href
-    engine.filters["listed"] = words.listed
-    engine.filters["number"] = words.number
-    return engine
-
-
-def href(path: str) -> str:
-    """A path in the run folder as a relative link. The leading `./` keeps a file name with a colon from being a scheme."""
-    return f"./{quote(path)}"
-
-
 def render(page: Page) -> str:
     """The whole document."""
-    return environment().get_template("run.html.j2").render(page=page, draw=_Pictures(page))
+    return engine.for_html().get_template("run.html.j2").render(page=page, draw=_Pictures(page))
 
 
 class _Pictures:

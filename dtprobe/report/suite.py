@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dtprobe.errors import DtprobeError, UsageError
-from dtprobe.report import html, markdown, words
+from dtprobe.report import engine, words
 
 if TYPE_CHECKING:
     from dtprobe.suite import Ran, SuiteResult
@@ -101,8 +101,8 @@ def write(folder: Path, data: Mapping[str, Any]) -> Path:
     summary = build(data)
     page = folder / "summary.html"
     try:
-        page.write_text(html.environment().get_template("suite.html.j2").render(suite=summary, up=UP), encoding="utf-8")
-        text = markdown.environment().get_template("suite.md.j2").render(suite=summary)
+        page.write_text(engine.for_html().get_template("suite.html.j2").render(suite=summary, up=UP), encoding="utf-8")
+        text = engine.for_markdown().get_template("suite.md.j2").render(suite=summary)
         (folder / "summary.md").write_text(text, encoding="utf-8")
     except OSError as error:
         raise DtprobeError(f"cannot write the summary into {folder}: {error.strerror}", "free space") from error
@@ -117,7 +117,7 @@ def check_claims(path: Path) -> None:
 
 def write_claims(path: Path, data: Mapping[str, Any]) -> None:
     """Write the table of claims, as Markdown."""
-    text = markdown.environment().get_template("claims.md.j2").render(suite=build(data))
+    text = engine.for_markdown().get_template("claims.md.j2").render(suite=build(data))
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

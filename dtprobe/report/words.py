@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
-
-import pandas as pd
 
 MEASURES = ("B", "bytes", "s", "%")
 """Units that numbers are scaled to or cannot be read without; any other is a word beside the number."""
@@ -14,12 +13,20 @@ _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8:
 _SIGNALS |= {13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 18: "SIGCONT", 19: "SIGSTOP"}
 
 
+def absent(value: Any) -> bool:
+    """Whether a value is null: None, NaN, or what a frame holds for them."""
+    if value is None or isinstance(value, str):
+        return value is None
+    pandas = sys.modules.get("pandas")  # its nulls exist only where it was imported, which alone takes half a second
+    return bool(pandas.isna(value)) if pandas else bool(value != value)  # noqa: PLR0124
+
+
 def number(value: Any, unit: str = "") -> str:
     """A value with its unit: three significant digits, thousands grouped, bytes and seconds in a fitting multiple.
 
     A null is "-"; a unit that is no measure but a word ("threads") follows the number.
     """
-    if value is None or pd.isna(value):
+    if absent(value):
         return "-"
     value = float(value)
     if math.isinf(value):
@@ -46,7 +53,7 @@ def _digits(value: float) -> str:
 
 def interval(low: Any, high: Any, unit: str = "") -> str:
     """Both ends of an interval; the unit once where they share it, none where it is a mere word. Empty where there is none."""
-    if low is None or high is None or pd.isna(low) or pd.isna(high):
+    if absent(low) or absent(high):
         return ""
     unit = unit if unit in MEASURES else ""
     first, last = number(low, unit), number(high, unit)
@@ -68,19 +75,19 @@ def clip(text: Any, length: int = 400) -> str:
 
 def ending(exit_code: Any, signal: Any, timed_out: Any = False) -> str:
     """How a process ended, in words."""
-    late = timed_out is not None and not pd.isna(timed_out) and bool(timed_out)
+    late = not absent(timed_out) and bool(timed_out)
     if late:
         return "did not end, was ended at the deadline"
-    if signal is not None and not pd.isna(signal):
+    if not absent(signal):
         return f"killed by {_SIGNALS.get(int(signal), f'signal {int(signal)}')}"
-    if exit_code is None or pd.isna(exit_code):
+    if absent(exit_code):
         return "end unknown"
     return f"exit {int(exit_code)}"
 
 
 def ranks(numbers: Any) -> str:
     """Ranks as people write them: "rank 3", "ranks 0-2, 5"; what belongs to no rank is the launcher's."""
-    found = sorted({int(item) for item in numbers if item is not None and not pd.isna(item)})
+    found = sorted({int(item) for item in numbers if not absent(item)})
     if not found:
         return "the launcher"
     spans: list[list[int]] = []

@@ -10,8 +10,7 @@ from typing import Any
 from dtprobe.doctor.cluster.heat import STEPS, grids
 from dtprobe.doctor.cluster.verdict import ClusterReport
 from dtprobe.errors import UsageError
-from dtprobe.report import words
-from dtprobe.report.html import environment
+from dtprobe.report import engine, words
 
 
 def write(report: ClusterReport, folder: Path) -> Path:
@@ -30,7 +29,7 @@ def render(report: ClusterReport) -> str:
     """The page."""
     began = f"{datetime.fromtimestamp(report.started_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
     return (
-        environment()
+        engine.for_html()
         .get_template("cluster.html.j2")
         .render(
             report=report,

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dtprobe import record
+from dtprobe import attempt, record
 
 KEY, VALUE = "config", "y" * 64
 START_S = 20.0
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--store", choices=("torch", "safe"), default="torch")
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--timeout-s", type=float, default=1.5)
-    parser.add_argument("--give-up-s", type=float, default=4.0, help="end by SIGALRM after so long in one store call")
+    parser.add_argument("--give-up-s", type=float, default=3.0, help="end by SIGALRM after so long in one store call")
     args = parser.parse_args()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     members = world_size + 1
@@ -135,14 +135,9 @@ def main() -> None:
     # A call that spins in C serves no Python signal handler and no exception: only the default action ends it.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, args.give_up_s)
-    record("store-call-begin", timeout_s=args.timeout_s, give_up_s=args.give_up_s)
-    began, error = time.perf_counter(), None
-    try:
+    with attempt("store call"):
         touch_store(store, rank)
-    except Exception as raised:  # noqa: BLE001  whatever the store raises is the observation
-        error = f"{type(raised).__name__}: {raised}"
     signal.setitimer(signal.ITIMER_REAL, 0)
-    record("store-call-end", duration_s=time.perf_counter() - began, error=error)
     done.set()
     dist.barrier()
     dist.destroy_process_group()

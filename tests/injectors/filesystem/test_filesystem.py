@@ -167,6 +167,30 @@ def test_a_rank_in_torch_s_filestore_waits_for_the_attributes(job, folder):
     assert any(one.call == "getattr" and "/store" in one.detail for one in job.fired())
 
 
+SAFE = """
+from dtprobe.framework.filestore import SafeFileStore
+(data / "r.0").exists()
+(shared / f"asked{rank}").touch()
+until(lambda: all((shared / f"asked{one}").exists() for one in (0, 1)))
+with SafeFileStore(data, run="r", rank=rank, world_size=2, timeout_s=30) as store:
+    store.check(["key"])
+    store.add("waits", 1)
+    if rank == 0:
+        until(lambda: store.add("waits", 0) == 2)
+        store.set("key", "value")
+    else:
+        say(store.get("key"))
+"""
+
+
+@pytest.mark.needs("gloo")
+def test_a_rank_in_the_framework_s_store_does_not_wait_for_what_its_client_remembers(job, folder):
+    record = job.run_local(f"filesystem:cache,path={folder},rank=1,seconds=300,cto=no", FILES + SAFE)
+    assert [one.exit_code for one in record.exits] == [0, 0], job.log("rank1/stderr.log")
+    assert job.said(1) == ["b'value'"]
+    assert list(folder.iterdir()) == []
+
+
 # Calls that are slow or fail
 
 

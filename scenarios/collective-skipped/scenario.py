@@ -71,6 +71,9 @@ def judge(evidence: Evidence) -> Verdict:
     hung = waited[waited["waited_s"] >= 0.9 * TIMEOUT_S]
     told = int(hung["names_culprit"].sum())
     named = {how: sum(found[how] == (SKIPS,) for found in names["fault"].values()) for how in ("recorder", "stacks")}
+    stacks = evidence.frame("stacks")
+    if stacks[stacks["arm"] == "fault"].empty:
+        del named["stacks"]  # no recorder of stacks here: what it would have named is not known
     if len(hung) < asked or told:
         kind = VerdictKind.NOT_REPRODUCED
     else:
@@ -80,7 +83,7 @@ def judge(evidence: Evidence) -> Verdict:
         f"{len(hung)} of {asked} waiting ranks failed at their {TIMEOUT_S:g} s timeout, {told} of them with a rank's name"
         + (f' (they say "{text}")' if text else "")
         + f". Rank {SKIPS} was named from the flight recorder in {named['recorder']} of {len(runs['fault'])} runs"
-        f" and from stacks in {named['stacks']}"
+        + (f" and from stacks in {named['stacks']}" if "stacks" in named else "; no stacks were taken here")
         + (f", {time.value:.1f} s after the last rank came" if (time := metrics["time_to_name_s"].fault) else "")
         + "."
     )

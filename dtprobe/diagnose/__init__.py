@@ -5,7 +5,7 @@ It needs neither torch nor a GPU, and imports nothing that starts or injects any
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dtprobe.diagnose import intake
@@ -17,10 +17,14 @@ from dtprobe.diagnose.lines import read_lines
 from dtprobe.diagnose.signatures import events_of
 from dtprobe.diagnose.who import identify
 
+Tell = Callable[[str], None]
 
-def read(paths: Sequence[Path]) -> Case:
+
+def read(paths: Sequence[Path], tell: Tell | None = None) -> Case:
     """Everything that these folders, files and archives hold. Raises UsageError for a path that does not exist."""
     taken = intake.take(paths)
+    if tell is not None:
+        tell(f"reading {len(taken.artifacts):,} files")
     problems = list(taken.problems)
     lines = [line for one in taken.artifacts if one.kind == "text" for line in read_lines(one, problems)]
     events = list(events_of(lines))
@@ -28,7 +32,12 @@ def read(paths: Sequence[Path]) -> Case:
     return Case(artifacts=taken.artifacts, lines=lines, events=events, who=who, problems=problems)
 
 
-def diagnose(paths: Sequence[Path]) -> Diagnosis:
-    """The answer for one job, from whatever it left. Raises UsageError for a path that does not exist."""
-    case = read(paths)
+def diagnose(paths: Sequence[Path], tell: Tell | None = None) -> Diagnosis:
+    """The answer for one job, from whatever it left. Raises UsageError for a path that does not exist.
+
+    `tell` hears, in a few words, what is done now.
+    """
+    case = read(paths, tell)
+    if tell is not None:
+        tell("joining what was read")
     return decide(case, [finding for analyse in ANALYSTS for finding in analyse(case)])

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from dtprobe import __version__, catalog
-from dtprobe.errors import UsageError
+from dtprobe.errors import DtprobeError, UsageError
 
 app = typer.Typer(
     name="dtprobe",
@@ -265,25 +265,50 @@ def nightly(
 @app.command()
 def postmortem(
     paths: Annotated[list[Path], typer.Argument(help="Folders, files or archives that the job left.")],
-    out: Out = Path("runs"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Write DIR/postmortem/<utc-time>-<id>/ with diagnosis.json, report.html, report.md and timeline.json (for "
+            "ui.perfetto.dev). Default: runs; with --json nothing is written unless --out is given.",
+            metavar="DIR",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """What failed first in a dead or hung job, on which rank, why, and the lines that prove it.
+
+    Exit code 0: no failure was found; 1: one was, or the artifacts do not decide.
 
     Example: `dtprobe postmortem logs/ --json`
     """
     from rich.console import Console
 
+    from dtprobe.clock import SystemClock
     from dtprobe.diagnose import diagnose
     from dtprobe.diagnose.diagnosis import HEALTHY
+    from dtprobe.report import postmortem as pages
+    from dtprobe.report.postmortem.progress import Progress
 
-    found = diagnose(paths)
+    clock = SystemClock()
+    if out is not None:
+        pages.require(out)
+    with Progress(Console(stderr=True), clock.monotonic) as tell:
+        found = diagnose(paths, tell)
+    folder, problem = None, None
+    if out is not None or not as_json:
+        try:
+            folder = pages.write(found, out or Path("runs"), subject=[str(path) for path in paths], now_ns=clock.now_ns())
+        except DtprobeError as error:  # the answer comes first: it may have taken long
+            problem = error
     if as_json:
         print(json.dumps(found.json, indent=2))
     else:
-        from dtprobe.report import postmortem as pages
-
-        pages.render(found, Console())
+        pages.render(found, Console(), folder)
+    if problem is not None and out is not None:
+        raise problem
+    if problem is not None:
+        sys.stderr.write(f"dtprobe: no report was written: {problem}\n")
     raise typer.Exit(0 if found.failure_mode == HEALTHY else 1)
 
 

@@ -19,6 +19,7 @@ from dtprobe.doctor.host import Missing
 from dtprobe.errors import DtprobeError, Unavailable
 from dtprobe.report import words
 from dtprobe.report.page import NO_VERDICT, VERDICTS
+from dtprobe.report.paragraph import safe, told
 from dtprobe.scenario import ARMS
 from dtprobe.store import Listed, RunFolder
 
@@ -51,7 +52,7 @@ class Steps:
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, description=words.clip(what, 60))
         else:
-            self._console.print(_safe(f"{self._title} [{self._done + 1}/{self._steps}] {what}"), soft_wrap=True)
+            self._console.print(safe(f"{self._title} [{self._done + 1}/{self._steps}] {what}"), soft_wrap=True)
         self._done += 1
 
     def end(self) -> None:
@@ -72,25 +73,25 @@ def render_verdict(run_folder: Path, console: Console) -> None:
     console.print(_headline(run, verdict))
     title = (facts.get("scenario_text") or {}).get("title")
     if title:
-        console.print(_safe(title, "bold"))
+        console.print(safe(title, "bold"))
     if run.state != "finished":
-        console.print(_safe(_progress(run), style="yellow"))
+        console.print(safe(_progress(run), style="yellow"))
     if verdict is not None:
-        _told(console, "claim", verdict.get("claim"))
-        _told(console, "found", verdict.get("because"))
+        told(console, "claim", verdict.get("claim"))
+        told(console, "found", verdict.get("because"))
         if verdict.get("metrics"):
             console.print()
             console.print(_arms(verdict["metrics"]))
             console.print()
-        _told(console, "cure", _cure(verdict, facts))
-        _told(console, "cost", _cost(verdict.get("overhead") or {}))
+        told(console, "cure", _cure(verdict, facts))
+        told(console, "cost", _cost(verdict.get("overhead") or {}))
     for name, why in (facts.get("unavailable") or {}).items():
-        _told(console, "without", f"{name}: {Unavailable(str(why.get('reason', '')), str(why.get('remedy', '')))}")
+        told(console, "without", f"{name}: {Unavailable(str(why.get('reason', '')), str(why.get('remedy', '')))}")
     report = run.path / "report.html"
     if report.exists():
-        _told(console, "report", str(report), keep=True)
+        told(console, "report", str(report), keep=True)
     else:
-        _told(console, "folder", str(run.path), keep=True)
+        told(console, "folder", str(run.path), keep=True)
 
 
 def render_runs(listed: Iterable[Listed], console: Console) -> None:
@@ -103,11 +104,11 @@ def render_runs(listed: Iterable[Listed], console: Console) -> None:
         if entry.run is None:
             damaged.append(entry)
             continue
-        table.add_row(*(_safe(cell, style) for cell, style in _row(entry.run)))
+        table.add_row(*(safe(cell, style) for cell, style in _row(entry.run)))
     if table.row_count:
         console.print(table)
     for entry in damaged:
-        console.print(_safe(f"damaged: {entry.problem}", "red"))
+        console.print(safe(f"damaged: {entry.problem}", "red"))
     if not table.row_count and not damaged:
         console.print(Text("no runs yet: dtprobe run NAME makes one, dtprobe list names the scenarios"))
 
@@ -121,14 +122,14 @@ def render_doctor(report: DoctorReport, console: Console) -> None:
             reasons = [f"{unmet.name}: {unmet.unavailable}" for unmet in answer.unmet]
             reasons += [f"without {name}: {why}" for name, why in answer.without.items()] if answer.runnable else []
             mark = _mark(answer.runnable, "with less" if answer.without else "yes")
-            table.add_row(_safe(answer.scenario), mark, _safe("\n".join(reasons)))
+            table.add_row(safe(answer.scenario), mark, safe("\n".join(reasons)))
         console.print(table)
     have = sum(answer.unavailable is None for answer in report.capabilities)
     table = _findings_table("capability", f"{have} of {len(report.capabilities)} capabilities")
     for capability in report.capabilities:
         why = capability.unavailable
-        text = _safe(capability.summary, "dim") if why is None else _safe(why)
-        table.add_row(_safe(capability.name), _mark(why is None, "yes"), text)
+        text = safe(capability.summary, "dim") if why is None else safe(why)
+        table.add_row(safe(capability.name), _mark(why is None, "yes"), text)
     console.print(table)
     families = ", ".join(f"{family.example} ({family.summary})" for family in report.families)
     console.print(Text(f"with an argument: {families}", style="dim"))
@@ -170,7 +171,7 @@ def _headline(run: RunFolder, verdict: Mapping[str, Any] | None) -> Text:
         elif verdict.get("as_expected"):
             text.append("as expected", style="green")
         else:
-            text.append_text(_safe(f"expected: {expected}", "bold red"))
+            text.append_text(safe(f"expected: {expected}", "bold red"))
     torch = (verdict or {}).get("torch") or (run.facts.get("versions") or {}).get("torch")
     told = [
         _when(run.facts.get("started_ns")),
@@ -178,7 +179,7 @@ def _headline(run: RunFolder, verdict: Mapping[str, Any] | None) -> Text:
         f"torch {torch}" if torch else "no torch",
         run.id,
     ]
-    return text.append("\n").append_text(_safe(" . ".join(told), "dim"))
+    return text.append("\n").append_text(safe(" . ".join(told), "dim"))
 
 
 def _progress(run: RunFolder) -> str:
@@ -214,7 +215,7 @@ def _arms(metrics: Mapping[str, Mapping[str, Any]]) -> Table:
     for arm in ARMS:
         table.add_column(arm, overflow="fold")
     for name, metric in metrics.items():
-        cells = [_safe(name), *([_safe(metric.get("documented") or "")] if documented else [])]
+        cells = [safe(name), *([safe(metric.get("documented") or "")] if documented else [])]
         for arm in ARMS:
             cells.append(_cell(metric, arm))
         table.add_row(*cells)
@@ -230,7 +231,7 @@ def _cell(metric: Mapping[str, Any], arm: str) -> Text:
     n = (metric.get("n") or {}).get(arm)
     spread = words.interval(low, high, unit)
     notes = ", ".join(filter(None, (spread, f"n={n}" if n is not None else "")))
-    return _safe(words.number(value, unit), "bold").append_text(_safe(f" ({notes})" if notes else "", "dim"))
+    return safe(words.number(value, unit), "bold").append_text(safe(f" ({notes})" if notes else "", "dim"))
 
 
 def _cure(verdict: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
@@ -273,25 +274,6 @@ def _row(run: RunFolder) -> list[tuple[str, str]]:
         (expected, "red" if expected.startswith("no") else ""),
         (run.id, "dim"),
     ]
-
-
-def _told(console: Console, label: str, text: Any, *, keep: bool = False) -> None:
-    """A labelled paragraph; `keep` leaves a path unbroken, so that it can be copied."""
-    if not text:
-        return
-    if keep:
-        console.print(Text.assemble((f"{label:<8}", "bold"), str(text)), soft_wrap=True)
-        return
-    table = Table.grid(padding=0)
-    table.add_column(width=8, no_wrap=True)
-    table.add_column(overflow="fold", ratio=1)
-    table.add_row(Text(label, style="bold"), _safe(text))
-    console.print(table)
-
-
-def _safe(text: Any, style: str = "") -> Text:
-    """Text from elsewhere: no markup, control characters made visible, at most 4,000 characters."""
-    return Text(words.clip(text, 4000), style=style)
 
 
 def _when(ns: Any) -> str:

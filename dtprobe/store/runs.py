@@ -25,8 +25,9 @@ BARE = "bare"
 """The arm name of control runs without any recorder, which the cost of the recorders is measured against."""
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{8}")
 SCENARIO = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-RESERVED = ("history", "suites")
-_HALF_MADE = ".new-"
+POSTMORTEMS = "postmortem"
+RESERVED = ("history", "suites", POSTMORTEMS)
+HALF_MADE = ".new-"
 _STALE_NS = 3600 * 10**9
 
 
@@ -65,12 +66,12 @@ class RunFolder:
         """
         name = run_id(started_ns, token or secrets.token_hex(4))
         path = parent / name
-        half_made = parent / f"{_HALF_MADE}{name}"
+        half_made = parent / f"{HALF_MADE}{name}"
         made = {"schema": SCHEMA, "id": name, "state": "unfinished", "started_ns": started_ns, "ended_ns": None, **facts}
         lock = None
         with writing(path):
             parent.mkdir(parents=True, exist_ok=True)
-            _sweep(parent, started_ns)
+            sweep(parent, started_ns)
             try:
                 half_made.mkdir()
                 lock = _lock_of(half_made)
@@ -213,9 +214,9 @@ def _lock_of(folder: Path) -> int | None:
     return handle
 
 
-def _sweep(parent: Path, now_ns: int) -> None:
+def sweep(parent: Path, now_ns: int) -> None:
     """Removes what makers killed between `mkdir` and `rename` left; an hour old, so that no live maker is met."""
-    for folder in parent.glob(f"{_HALF_MADE}*"):
+    for folder in parent.glob(f"{HALF_MADE}*"):
         try:
             stale = now_ns - folder.stat().st_mtime_ns > _STALE_NS
         except FileNotFoundError:

@@ -1,0 +1,181 @@
+"""The timeline as a picture: a lane a rank, its moments by number, how far each may be off, and the silences that were cut."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from dtprobe.diagnose.diagnosis import Operation
+from dtprobe.report.postmortem.drawing import Canvas, polyline
+from dtprobe.report.postmortem.moments import SECOND, Lane, Row, Stretch, Timeline, duration, since
+
+WIDE, NARROW = 900, 330
+LANE = 30
+HEAD = 20
+CUT = 46
+"""The room of a silence that was cut."""
+TICK = 76
+NEAR = 15
+"""Marks nearer than this on a lane are one."""
+_INKS = {"cause": "fault", "confirm": "control", "effect": "muted", "other": "muted"}
+
+
+class _Axis:
+    """UTC nanoseconds to pixels: each stretch gets room by its length, each at least a little."""
+
+    def __init__(self, stretches: Sequence[Stretch], left: float, right: float) -> None:
+        self.stretches = stretches
+        room = right - left - CUT * (len(stretches) - 1)
+        lengths = [one.end_ns - one.begin_ns for one in stretches]
+        least = min(24.0, room / len(stretches))
+        spare = room - least * len(stretches)
+        total = sum(lengths)
+        self.sides: list[tuple[float, float]] = []
+        x = left
+        for length in lengths:
+            wide = least + (spare * length / total if total else spare / len(stretches))
+            self.sides.append((x, x + wide))
+            x += wide + CUT
+
+    def __call__(self, t_ns: float) -> float:
+        at = max(0, bisect_right([one.begin_ns for one in self.stretches], t_ns) - 1)
+        one, (left, right) = self.stretches[at], self.sides[at]
+        if one.end_ns == one.begin_ns:
+            return (left + right) / 2
+        return min(max(left, left + (right - left) * (t_ns - one.begin_ns) / (one.end_ns - one.begin_ns)), right)
+
+
+def draw(data: Timeline, width: float, name: str) -> Markup:
+    """The picture as an `<svg>` element."""
+    hosts = _hosts(data.lanes)
+    label = 128.0 if width > 500 else 62.0
+    height = 12 + len(data.lanes) * LANE + HEAD * len([host for host in hosts if host]) + 34
+    canvas = Canvas(width, height, name, "Timeline", data.summary)
+    axis = _Axis(data.stretches, label + 14, width - 16)
+    bottom = height - 30
+    _cuts(canvas, axis, bottom)
+    _ticks(canvas, axis, data, bottom)
+    y = 12.0
+    for lane, host in zip(data.lanes, hosts, strict=True):
+        if host:
+            canvas.text(0, y + 12, host, size=11, ink="muted", room=width)
+            y += HEAD
+        _lane(canvas, axis, lane, y, label, width)
+        y += LANE
+    return canvas.markup()
+
+
+def _hosts(lanes: Sequence[Lane]) -> list[str]:
+    """The host to be written above each lane, where another begins."""
+    found, before = [], None
+    for lane in lanes:
+        new = lane.host if lane.host not in (before, lane.name) else None
+        found.append(new or "")
+        before = lane.host
+    return found
+
+
+def _cuts(canvas: Canvas, axis: _Axis, bottom: float) -> None:
+    for at, (one, other) in enumerate(zip(axis.stretches, axis.stretches[1:], strict=False)):
+        middle = (axis.sides[at][1] + axis.sides[at + 1][0]) / 2
+        teeth = [(middle + (3 if number % 2 else -3), 6 + number * 7.0) for number in range(int((bottom - 4) / 7))]
+        note = f"{duration(other.begin_ns - one.end_ns)} without a moment, cut out"
+        canvas.path(polyline(teeth), stroke="grid", width=1.5, note=note)
+        canvas.text(
+            middle, bottom + 26, f"{duration(other.begin_ns - one.end_ns)} cut", size=10, ink="muted", anchor="middle", room=84
+        )
+
+
+def _ticks(canvas: Canvas, axis: _Axis, data: Timeline, bottom: float) -> None:
+    zero = data.zero_ns or axis.stretches[0].begin_ns
+    for one, (left, right) in zip(axis.stretches, axis.sides, strict=True):
+        count = max(1, int((right - left) / TICK))
+        step = _nice((one.end_ns - one.begin_ns) / count)
+        begin = math.ceil((one.begin_ns - zero) / step) * step if step else one.begin_ns - zero
+        places = [zero + begin + number * step for number in range(count + 2)] if step else [one.begin_ns]
+        shown = [place for place in places if one.begin_ns <= place <= one.end_ns] or [one.begin_ns]
+        for place in shown:
+            x = axis(place)
+            canvas.path(polyline([(x, 6), (x, bottom)]), stroke="grid", width=1)
+            canvas.text(x, bottom + 13, since(int(place - zero)), size=10.5, ink="muted", anchor="middle")
+
+
+def _nice(length: float) -> int:
+    """A step of 1, 2 or 5 in a unit that people count in, no shorter than this many nanoseconds."""
+    if length <= 0:
+        return 0
+    if length < 60 * SECOND:
+        power = 10 ** math.floor(math.log10(length))
+        return max(1, int(next(factor * power for factor in (1, 2, 5, 10) if factor * power >= length * 0.999)))
+    steps = [minutes * 60 * SECOND for minutes in (1, 2, 5, 10, 20, 30, 60, 120, 240, 480, 720, 1440)]
+    return next((step for step in steps if step >= length), math.ceil(length / (86400 * SECOND)) * 86400 * SECOND)
+
+
+def _lane(canvas: Canvas, axis: _Axis, lane: Lane, y: float, label: float, width: float) -> None:
+    middle = y + LANE / 2
+    ink = "fault" if lane.blamed else "text"
+    canvas.text(label, middle + 4, lane.name, size=12, ink=ink, bold=lane.blamed, anchor="end", room=label - 4)
+    canvas.path(polyline([(label + 8, middle), (width - 6, middle)]), stroke="lane", width=2)
+    for operation in lane.operations:
+        _bar(canvas, axis, operation, middle)
+    for row in lane.rows:
+        _whisker(canvas, axis, row, middle)
+    for rows in _near(axis, lane.rows):
+        _mark(canvas, axis, rows, middle)
+
+
+def _bar(canvas: Canvas, axis: _Axis, operation: Operation, middle: float) -> None:
+    open_ = operation.end_ns is None
+    begin = axis(operation.begin_ns)
+    end = axis(operation.end_ns) if operation.end_ns is not None else axis.sides[-1][1] + 8
+    number = f" #{operation.seq}" if operation.seq is not None else ""
+    group = f" of {operation.group}" if operation.group else ""
+    took = "never seen to end" if operation.end_ns is None else duration(operation.end_ns - operation.begin_ns)
+    canvas.box(
+        begin, middle - 5, max(end - begin, 1.5), 10, fill="stall" if open_ else "control", stroke="warn" if open_ else "", line=1, round_=2,
+        note=f"{operation.name}{number}{group}, {took}",
+    )  # fmt: skip
+
+
+def _whisker(canvas: Canvas, axis: _Axis, row: Row, middle: float) -> None:
+    if row.moment.t_ns is None or not row.off:
+        return
+    left, right = (axis(row.moment.t_ns + sign * row.moment.uncertainty_ns) for sign in (-1, 1))
+    if right - left < 4:
+        return
+    y = middle + 9
+    canvas.path(
+        f"M{left:.1f} {y - 3:.1f}v6m0 -3H{right:.1f}m0 -3v6", stroke=_INKS[row.part], width=1.2, note=f"may be off by {row.off}"
+    )
+
+
+def _near(axis: _Axis, rows: Sequence[Row]) -> list[list[Row]]:
+    found: list[list[Row]] = []
+    for row in rows:
+        if found and _x(axis, row) - _x(axis, found[-1][0]) < NEAR:
+            found[-1].append(row)
+        else:
+            found.append([row])
+    return found
+
+
+def _x(axis: _Axis, row: Row) -> float:
+    return axis(row.moment.t_ns or 0)
+
+
+def _mark(canvas: Canvas, axis: _Axis, rows: Sequence[Row], middle: float) -> None:
+    """A mark with its number: a diamond for a cause, a disc for what confirms it, a ring for all else; several as one, with `+`."""
+    telling = min(rows, key=lambda row: ("cause", "confirm", "effect", "other").index(row.part))
+    x, ink = _x(axis, telling), _INKS[telling.part]
+    note = "\n".join(f"{row.number}. {row.since} {row.text}" for row in rows[:8])
+    if telling.part == "cause":
+        canvas.path(f"M{x:.1f} {middle - 10:.1f}l10 10l-10 10l-10 -10z", fill=ink, stroke="surface", note=note)
+    else:
+        fill = ink if telling.part == "confirm" else "surface"
+        canvas.box(x - 8, middle - 8, 16, 16, fill=fill, stroke=ink if fill == "surface" else "surface", round_=8, note=note)
+    inside = "surface" if telling.part in ("cause", "confirm") else "text"
+    text = f"{telling.number}{'+' if len(rows) > 1 else ''}"
+    canvas.text(x, middle + 3.4, text, size=9.5 if len(text) < 3 else 8, ink=inside, bold=True, anchor="middle")

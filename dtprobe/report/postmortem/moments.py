@@ -1,0 +1,272 @@
+"""The timeline of a diagnosis as lanes on one clock, silences cut out. Everything is computed here; `lanes_picture` only draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Literal
+
+from dtprobe.diagnose.diagnosis import HEALTHY, UNDETERMINED, Diagnosis, Moment, Operation
+from dtprobe.report import words
+
+LANES = 24
+TOLD = 60
+"""Moments in the list."""
+BARS = 60
+"""Operations drawn of a lane: the last ones."""
+CUT_SHARE = 0.3
+"""A silence longer than this share of what is left is cut out of the picture."""
+CUTS = 4
+SECOND = 10**9
+
+Part = Literal["cause", "effect", "confirm", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A moment in words. `number` is its number in picture and list, `clock` its UTC time of day, `since` the time after the first failure.
+
+    `off` says how far it may be off against the others, "" where by nothing that shows.
+    """
+
+    number: int
+    moment: Moment
+    part: Part
+    clock: str
+    since: str
+    off: str
+    who: str
+    text: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """A rank, or a host, or the job, with what is drawn of it."""
+
+    name: str
+    host: str | None
+    blamed: bool
+    rows: tuple[Row, ...]
+    operations: tuple[Operation, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A part of the time axis without a cut, in UTC nanoseconds."""
+
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """`zero_ns` is the first failure, None where no moment has a time. `stretches` are empty where there is nothing to draw.
+
+    `untold` moments and `undrawn` lanes were left out; `timeless` moments have no time and stand in the list only.
+    """
+
+    zero_ns: int | None
+    zero: str
+    day: str
+    rows: tuple[Row, ...]
+    lanes: tuple[Lane, ...]
+    stretches: tuple[Stretch, ...]
+    untold: int
+    undrawn: int
+    timeless: int
+    summary: str
+
+
+def timeline(diagnosis: Diagnosis) -> Timeline:
+    """What happened when, the most telling moments of it."""
+    parts = [(moment, _part(moment, diagnosis)) for moment in diagnosis.timeline]
+    zero_ns, zero = _zero(parts, diagnosis)
+    rows = tuple(_row(number, moment, part, zero_ns) for number, (moment, part) in enumerate(_chosen(parts, diagnosis), 1))
+    lanes, undrawn = _lanes(rows, diagnosis)
+    return Timeline(
+        zero_ns=zero_ns,
+        zero=zero,
+        day=_utc(zero_ns).strftime("%Y-%m-%d") if zero_ns is not None else "",
+        rows=rows,
+        lanes=lanes,
+        stretches=_stretches(lanes),
+        untold=len(parts) - len(rows),
+        undrawn=undrawn,
+        timeless=sum(row.moment.t_ns is None for row in rows),
+        summary="; ".join(f"{row.since or 'at an unknown time'} {row.who}: {row.text}" for row in rows[:12]),
+    )
+
+
+def _part(moment: Moment, diagnosis: Diagnosis) -> Part:
+    """What a moment is to the answer: what the evidence says that quotes the same line."""
+    if moment.file is None:
+        return "other"
+    found: Iterable[Part] = (one.role for one in diagnosis.evidence if (one.file, one.line) == (moment.file, moment.line))
+    return next(iter(found), "other")
+
+
+def _zero(parts: Sequence[tuple[Moment, Part]], diagnosis: Diagnosis) -> tuple[int | None, str]:
+    """The moment that times are counted from: the first cause, else the first of the rank that failed first, else the first."""
+    timed = [(moment.t_ns, moment, part) for moment, part in parts if moment.t_ns is not None]
+    if not timed:
+        return None, ""
+    if diagnosis.failure_mode not in (HEALTHY, UNDETERMINED):
+        causes = [t_ns for t_ns, _, part in timed if part == "cause"]
+        if causes:
+            return min(causes), "the first line of the cause"
+        first = diagnosis.first_failing_rank
+        of_rank = [t_ns for t_ns, moment, _ in timed if isinstance(first, int) and moment.rank == first]
+        if of_rank:
+            return min(of_rank), f"the first moment of rank {first}"
+    return min(t_ns for t_ns, _, _ in timed), "the first moment"
+
+
+def _chosen(parts: Sequence[tuple[Moment, Part]], diagnosis: Diagnosis) -> list[tuple[Moment, Part]]:
+    """At most TOLD moments in the order of time, evidence and the blamed before others, the earliest before the late."""
+    blamed = blamed_ranks(diagnosis)
+    ordered = sorted(parts, key=lambda one: (one[0].t_ns is None, one[0].t_ns or 0))
+    if len(ordered) <= TOLD:
+        return ordered
+    weight = {"cause": 0, "confirm": 1, "effect": 2, "other": 4}
+    ranked = sorted(
+        range(len(ordered)), key=lambda at: (min(weight[ordered[at][1]], 3 if ordered[at][0].rank in blamed else 4), at)
+    )
+    return [ordered[at] for at in sorted(ranked[:TOLD])]
+
+
+def blamed_ranks(diagnosis: Diagnosis) -> frozenset[int]:
+    """The rank that failed first, and the suspects."""
+    first = diagnosis.first_failing_rank
+    return frozenset(diagnosis.suspects) | (frozenset((first,)) if isinstance(first, int) else frozenset())
+
+
+def _row(number: int, moment: Moment, part: Part, zero_ns: int | None) -> Row:
+    t_ns = moment.t_ns
+    return Row(
+        number=number,
+        moment=moment,
+        part=part,
+        clock=clock(t_ns) if t_ns is not None else "",
+        since=since(t_ns - zero_ns) if t_ns is not None and zero_ns is not None else "",
+        off=duration(moment.uncertainty_ns) if t_ns is not None and moment.uncertainty_ns >= 1_000_000 else "",
+        who=who(moment.rank, moment.host),
+        text=words.clip(moment.text, 300),
+        where=place(moment.file, moment.line),
+    )
+
+
+def _lanes(rows: Sequence[Row], diagnosis: Diagnosis) -> tuple[tuple[Lane, ...], int]:
+    blamed = blamed_ranks(diagnosis)
+    timed = [row for row in rows if row.moment.t_ns is not None]
+    hosts = {row.moment.rank: row.moment.host for row in timed if row.moment.host is not None}
+    hosts |= (
+        {diagnosis.first_failing_rank: diagnosis.host}
+        if diagnosis.host and isinstance(diagnosis.first_failing_rank, int)
+        else {}
+    )
+    operations: dict[int, list[Operation]] = {}
+    for one in sorted(diagnosis.operations, key=lambda one: one.begin_ns):
+        operations.setdefault(one.rank, []).append(one)
+    keys: dict[tuple[str | None, int | None], list[Row]] = {}
+    for row in timed:
+        rank = row.moment.rank
+        keys.setdefault((hosts.get(rank) if rank is not None else row.moment.host, rank), []).append(row)
+    for rank in operations:
+        keys.setdefault((hosts.get(rank), rank), [])
+    lanes = [
+        Lane(
+            name=words.clip("job" if rank is None and host is None else (host if rank is None else f"rank {rank}"), 60),
+            host=words.clip(host, 60) if host else None,
+            blamed=rank in blamed or (rank is None and host is not None and host == diagnosis.host),
+            rows=tuple(found),
+            operations=tuple(operations.get(rank, [])[-BARS:]) if rank is not None else (),
+        )
+        for (host, rank), found in sorted(
+            keys.items(), key=lambda item: (item[0][0] or "", item[0][1] is not None, item[0][1] or 0)
+        )
+    ]
+    telling = sorted(lanes, key=lambda lane: (not lane.blamed, all(row.part == "other" for row in lane.rows), not lane.rows))[
+        :LANES
+    ]
+    return tuple(lane for lane in lanes if lane in telling), len(lanes) - len(telling)
+
+
+def _stretches(lanes: Sequence[Lane]) -> tuple[Stretch, ...]:
+    """The time that is drawn: from the first to the last moment, without its long silences."""
+    spans = sorted(_spans(lanes))
+    if not spans:
+        return ()
+    joined = [list(spans[0])]
+    for begin, end in spans[1:]:
+        if begin <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([begin, end])
+    gaps = sorted(((b[0] - a[1], a[1], b[0]) for a, b in pairwise(joined)), reverse=True)
+    left = joined[-1][1] - joined[0][0]
+    cuts = []
+    for length, begin, end in gaps[:CUTS]:
+        if left <= 0 or length < CUT_SHARE * left or len(gaps) < 2:
+            break
+        cuts.append((begin, end))
+        left -= length
+    begins = [joined[0][0], *(end for _, end in sorted(cuts))]
+    ends = [*(begin for begin, _ in sorted(cuts)), joined[-1][1]]
+    return tuple(Stretch(begin_ns=begin, end_ns=end) for begin, end in zip(begins, ends, strict=True))
+
+
+def _spans(lanes: Sequence[Lane]) -> list[tuple[int, int]]:
+    spans = []
+    for lane in lanes:
+        for row in lane.rows:
+            if row.moment.t_ns is not None:
+                spans.append((row.moment.t_ns, row.moment.t_ns))
+        spans += [(one.begin_ns, max(one.begin_ns, one.end_ns or one.begin_ns)) for one in lane.operations]
+    return spans
+
+
+def who(rank: int | None, host: str | None) -> str:
+    """`rank 3 on node7`, `rank 3`, `node7`, or "" for the whole job."""
+    at = words.clip(host, 60) if host else ""
+    if rank is None:
+        return at
+    return f"rank {rank} on {at}" if at else f"rank {rank}"
+
+
+def place(file: str | None, line: int | None) -> str:
+    """`logs/rank3.log:120`."""
+    if file is None:
+        return ""
+    shown = words.clip(file, 300).replace("\n", "\\n")
+    return shown if line is None else f"{shown}:{line}"
+
+
+def _utc(t_ns: int) -> datetime:
+    return datetime.fromtimestamp(t_ns // SECOND, UTC)
+
+
+def clock(t_ns: int) -> str:
+    """The time of day in UTC, to the millisecond."""
+    return f"{_utc(t_ns):%H:%M:%S}.{t_ns % SECOND // 1_000_000:03d}"
+
+
+def since(ns: int) -> str:
+    """`0`, `+2.5 s`, `-12 min`."""
+    if abs(ns) < 500_000:
+        return "0"
+    return f"{'-' if ns < 0 else '+'}{duration(abs(ns))}"
+
+
+def duration(ns: float) -> str:
+    """A length of time in the unit that fits: `20 ms`, `2.5 s`, `12 min 30 s`, `3 h 5 min`, `2 d 4 h`."""
+    seconds = ns / SECOND
+    if seconds < 59.95:
+        return words.number(round(seconds, 3 if seconds < 1 else 1), "s")
+    scales = ((3600.0, 1, 60, "min", "s"), (86400.0, 60, 60, "h", "min"), (math.inf, 3600, 24, "d", "h"))
+    part, size, unit, lower = next(scale[1:] for scale in scales if seconds < scale[0])
+    whole, rest = divmod(round(seconds / part), size)
+    return f"{whole:,} {unit} {rest} {lower}" if rest and whole < 100 else f"{whole:,} {unit}"

@@ -21,7 +21,8 @@ class Artifact:
     """One file that the job left. `name` is its path as the user gave it or as the archive says, `path` where it can be read.
 
     `kind` is what its content shows (text, flight-recorder, stacks, ras, empty, binary, refused, ...); never what its folder is called.
-    `rank` and `host` come from its name or content, where these say so.
+    `rank`, `local_rank` and `host` come from its name or content, where these say so. `dated_ns` is the first full date in it,
+    `near_ns` when it was last written: both only help to place stamps that tell no year.
     """
 
     name: str
@@ -30,6 +31,9 @@ class Artifact:
     size: int
     rank: int | None = None
     host: str | None = None
+    local_rank: int | None = None
+    dated_ns: int | None = None
+    near_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +96,9 @@ class Finding:
     not_proven: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
-    """Everything that was read of one job. `world_size` is None where nothing tells it."""
+    """Everything that was read of one job. Compared by identity, so that facts joined from it are joined once."""
 
     artifacts: Sequence[Artifact]
     lines: Sequence[Line]

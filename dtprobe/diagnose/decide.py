@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
 from dtprobe.diagnose.case import Case, Finding
-from dtprobe.diagnose.diagnosis import UNDETERMINED, Diagnosis
+from dtprobe.diagnose.diagnosis import HEALTHY, UNDETERMINED, Diagnosis
+from dtprobe.diagnose.weigh import Candidate, evidence, weigh
 
 DECIDED = 0.5
 """Below this likelihood the answer is `undetermined`."""
+SHOWN = 10
+"""So many lines of evidence are shown."""
+RIVAL = 0.6
+"""How much a failure that the answer does not explain takes from its confidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,27 +52,90 @@ def modes() -> Mapping[str, Known]:
 
 
 def decide(case: Case, findings: Sequence[Finding]) -> Diagnosis:
-    """The answer."""
+    """The answer: the likeliest failure that no other one explains, or that the artifacts do not decide."""
     known = modes()
-    found = {one.mode for one in findings}
-    effects = {mode for cause in found for mode in known[cause].explains}
-    causes = sorted((one for one in findings if one.mode not in effects), key=lambda one: -one.likelihood)
-    best = causes[0] if causes else None
-    mode = best.mode if best is not None and best.likelihood >= DECIDED else UNDETERMINED
-    about = known[mode]
+    ranked = weigh(findings, {name: one.explains for name, one in known.items()})
+    failures = [one for one in ranked if one.mode != HEALTHY]
+    healthy = next((one for one in ranked if one.mode == HEALTHY), None)
+    best = failures[0] if failures and failures[0].likelihood >= DECIDED else None
+    if best is None and healthy is not None and healthy.likelihood >= DECIDED and not failures:
+        best = healthy
+    missing = tuple(case.missing) + tuple(f"{one.source}: {one.text}" for one in case.problems)
+    if best is None:
+        return _undetermined(ranked, missing)
+    about = known[best.mode]
+    others = [one for one in ranked if one is not best]
     return Diagnosis(
-        failure_mode=mode,
+        failure_mode=best.mode,
         group=about.group,
         locus=about.locus,
-        first_failing_rank=best.first if best else None,
-        host=best.host if best else None,
-        suspects=best.suspects if best else (),
-        confidence=best.likelihood if best else 0.0,
-        because=best.because if best else "Nothing in the artifacts says what failed.",
-        evidence=best.evidence if best else (),
-        missing=tuple(case.missing) + tuple(f"{one.source}: {one.text}" for one in case.problems),
+        first_failing_rank=best.first,
+        host=best.host,
+        suspects=best.suspects,
+        confidence=confidence(best, others),
+        because=_because(best, others),
+        evidence=evidence(best, others, SHOWN),
+        missing=missing,
         fix=about.fix,
         scenario=about.scenario,
-        ruled_out=tuple(one for one in findings if one is not best),
-        not_proven=best.not_proven if best else "",
+        ruled_out=tuple(_ruled_out(one, best) for one in others),
+        not_proven=next((one.not_proven for one in best.findings if one.not_proven), ""),
+    )
+
+
+def confidence(best: Candidate, others: Sequence[Candidate]) -> float:
+    """How likely the answer is right: what speaks for it, less where another failure that it does not explain is as likely."""
+    rival = max((one.likelihood for one in others if not one.explained_by and one.mode != HEALTHY), default=0.0)
+    return best.likelihood * (1 - RIVAL * max(0.0, rival - DECIDED))
+
+
+def _because(best: Candidate, others: Sequence[Candidate]) -> str:
+    """Two sentences: what happened, and what it brought about or why else it is believed."""
+    said = best.best.because.strip()
+    said = said if said.endswith((".", "!", "?")) else said + "."
+    effects = [one for one in others if best.mode in one.explained_by]
+    if effects and said.count(". ") == 0:
+        titles = modes()
+        seen = ", ".join(titles[one.mode].title for one in effects[:2])
+        said += f" What else the artifacts show follows from it: {seen}."
+    return said
+
+
+def _ruled_out(one: Candidate, best: Candidate) -> Finding:
+    """The best finding of a mode that lost, its reason with it."""
+    why = (
+        f"it follows from {best.mode}"
+        if best.mode in one.explained_by
+        else f"less likely ({one.likelihood:.2f}) than {best.mode}"
+    )
+    if one.explained_by and best.mode not in one.explained_by:
+        why = f"it follows from {one.explained_by[0]}"
+    return replace(one.best, because=f"{one.best.because.rstrip('.')}: {why}.")
+
+
+def _undetermined(ranked: Sequence[Candidate], missing: tuple[str, ...]) -> Diagnosis:
+    """No answer, with the likeliest lead and what would decide."""
+    known = modes()[UNDETERMINED]
+    lead = ranked[0] if ranked else None
+    because = "Nothing in the artifacts says what failed."
+    if lead is not None:
+        because = f"The artifacts do not decide; the likeliest lead is {lead.mode} ({lead.likelihood:.2f}): {lead.best.because}"
+    return Diagnosis(
+        failure_mode=UNDETERMINED,
+        group=known.group,
+        locus=known.locus,
+        first_failing_rank=lead.first if lead else None,
+        host=lead.host if lead else None,
+        suspects=(),
+        confidence=lead.likelihood if lead else 0.0,
+        because=because,
+        evidence=evidence(lead, ranked[1:], SHOWN) if lead else (),
+        missing=(
+            *missing,
+            *(() if lead is None or not lead.best.not_proven else (f"what would decide: {lead.best.not_proven}",)),
+        ),
+        fix=known.fix,
+        scenario=None,
+        ruled_out=tuple(one.best for one in ranked),
+        not_proven=lead.best.not_proven if lead else "",
     )

@@ -1,0 +1,1 @@
+"""Facts: what lines of many ranks say together, each joined once a case. Analysts reason from them."""

@@ -1,0 +1,193 @@
+"""Who waits for whom: the ranks that timed out in a collective, and the ranks that are not where these wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from dtprobe.diagnose.case import Case, Line
+from dtprobe.diagnose.facts.raised import raised
+from dtprobe.diagnose.facts.timeouts import DEFAULT_GROUP, Status, Timeout, Waits, waits
+
+Kind = Literal["absent", "other-operation", "other-size", "other-place", "nobody", "p2p", "some"]
+P2P = frozenset({"SEND", "RECV", "COALESCED", "RECVANYSOURCE", "UNKNOWN"})
+FEW = 0.5
+"""More than this part of the ranks cannot be the ones that are missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """Ranks `waiting` in one collective of `group`, and how the `odd` ones differ.
+
+    `kind`: they are `absent` from it, in another operation, bring another size, wait at another line of the program, or there is
+    `nobody` who differs; `p2p` for sends and receives; `some` where fewer ranks than half were heard of.
+    `crossed`: other ranks wait in another group at the same time.
+    """
+
+    kind: Kind
+    group: str
+    waiting: tuple[int, ...]
+    odd: tuple[int, ...] = ()
+    began_ns: int | None = None
+    timeouts: tuple[Timeout, ...] = ()
+    line: Line | None = None
+    crossed: tuple[str, ...] = ()
+
+    def of(self, rank: int) -> Timeout | None:
+        """The time-out of this rank in this hang."""
+        return next((one for one in self.timeouts if one.rank == rank), None)
+
+    @property
+    def typical(self) -> Timeout | None:
+        """The time-out of a rank that waits where most wait."""
+        return next((one for one in self.timeouts if one.rank not in self.odd), None)
+
+
+@lru_cache(maxsize=2)
+def world(case: Case) -> frozenset[int]:
+    """Every rank of the job that anything names; up to the world size where that is known."""
+    joined = waits(case)
+    named = set(case.who.seen) | joined.waiting() | {one.rank for one in joined.statuses}
+    named |= {seat.rank for seat in case.who.seats}
+    for event in case.of("dump-signal"):
+        named.add(int(event.fields["from_rank"]))
+    size = case.who.world_size or 0
+    top = max([size - 1, *named], default=-1)
+    return frozenset(range(top + 1)) if 0 <= top < 65536 else frozenset(named)
+
+
+@lru_cache(maxsize=2)
+def hang(case: Case) -> Hang | None:
+    """The earliest hang that the time-outs tell of; None where none does."""
+    joined = waits(case)
+    if joined.timeouts:
+        names = sorted(joined.by_group, key=lambda name: _order(joined.by_group[name]))
+        found = [_in_group(case, joined, name) for name in names]
+        best = next((one for one in found if one.kind not in ("some",)), found[0])
+        crossed = tuple(one.group for one in found if one is not best and not set(one.waiting) & set(best.waiting))
+        return best if not crossed else _crossed(best, crossed)
+    if joined.gloo:
+        return _gloo(case, joined)
+    return None
+
+
+def _crossed(one: Hang, groups: tuple[str, ...]) -> Hang:
+    return Hang(
+        kind=one.kind,
+        group=one.group,
+        waiting=one.waiting,
+        odd=one.odd,
+        began_ns=one.began_ns,
+        timeouts=one.timeouts,
+        line=one.line,
+        crossed=groups,
+    )
+
+
+def _order(timeouts: Sequence[Timeout]) -> tuple[int, int]:
+    began = [one.began_ns for one in timeouts if one.began_ns is not None]
+    return (min(began, default=0), timeouts[0].line.number)
+
+
+def _in_group(case: Case, joined: Waits, group: str) -> Hang:
+    timeouts = joined.by_group[group]
+    members = world(case) if group == DEFAULT_GROUP else _members(joined, group)
+    waiting = {one.rank for one in timeouts}
+    began = [one.began_ns for one in timeouts if one.began_ns is not None]
+
+    def result(kind: Kind, odd: Iterable[int] = ()) -> Hang:
+        named = tuple(sorted(odd))
+        return Hang(
+            kind=kind,
+            group=group,
+            waiting=tuple(sorted(waiting - set(named))) or tuple(sorted(waiting)),
+            odd=named,
+            began_ns=min(began, default=None),
+            timeouts=timeouts,
+            line=timeouts[0].line,
+        )
+
+    if all(one.op in P2P for one in timeouts):
+        return result("p2p")
+    silent = members - waiting
+    behind = {rank for rank in silent if _left_out(joined.status(rank, group), timeouts)}
+    if behind:
+        return result("absent", behind)
+    if silent and len(silent) <= FEW * len(members):
+        return result("absent", silent)
+    if odd := _minority(timeouts, joined, lambda one: (one.op, one.seq) if one.seq is None else one.op):
+        return result("other-operation", odd)
+    if odd := _minority(timeouts, joined, lambda one: one.numel_in):
+        return result("other-size", odd)
+    if odd := _minority(timeouts, joined, lambda one: one.seq):
+        return result("other-operation", odd)
+    if odd := _minority(timeouts, joined, lambda one: one.place):
+        return result("other-place", odd)
+    if silent:
+        return result("some")
+    return result("nobody")
+
+
+def _members(joined: Waits, group: str) -> frozenset[int]:
+    """The ranks that were heard of in this group."""
+    return frozenset(one.rank for one in (*joined.statuses, *joined.timeouts) if one.group == group)
+
+
+def _left_out(status: Status | None, timeouts: Sequence[Timeout]) -> bool:
+    """This rank is done with everything that it enqueued, and enqueued less than the others wait for."""
+    wanted = min((one.seq for one in timeouts if one.seq is not None), default=None)
+    return status is not None and status.idle and wanted is not None and status.enqueued < wanted
+
+
+def _minority(timeouts: Sequence[Timeout], joined: Waits, key) -> set[int]:  # type: ignore[no-untyped-def]
+    """The ranks that differ in this from most; of two halves those that enqueued less, then those that bring less."""
+    seen = Counter(value for one in timeouts if (value := key(one)) is not None)
+    if len(seen) < 2:
+        return set()
+    most = max(seen.values())
+    leading = [value for value, count in seen.items() if count == most]
+    if len(leading) == 1:
+        return {one.rank for one in timeouts if key(one) not in (None, leading[0])}
+    enqueued = {value: _least(timeouts, joined, value, key) for value in leading}
+    numbers = {value: one for value, one in enqueued.items() if one is not None}
+    if len(set(numbers.values())) > 1:
+        guilty = min(numbers, key=lambda value: numbers[value])
+    else:
+        sizes = {value: min((one.numel_in or 0 for one in timeouts if key(one) == value), default=0) for value in leading}
+        guilty = min(leading, key=lambda value: (sizes[value], -min(one.rank for one in timeouts if key(one) == value)))
+    return {one.rank for one in timeouts if key(one) == guilty}
+
+
+def _least(timeouts: Sequence[Timeout], joined: Waits, value: object, key) -> int | None:  # type: ignore[no-untyped-def]
+    found = [status.enqueued for one in timeouts if key(one) == value and (status := joined.status(one.rank, one.group))]
+    return min(found, default=None)
+
+
+def _gloo(case: Case, joined: Waits) -> Hang:
+    """Gloo's time-outs name neither operation nor peers: who waits is known, who does not is the rest."""
+    waiting = {one.rank for one in joined.gloo if one.rank is not None}
+    places = {one.rank: one.where for one in raised(case) if one.rank in waiting and one.effect}
+    silent = world(case) - waiting
+    line = joined.gloo[0].line
+    directions = {one.fields.get("direction") for one in joined.gloo}
+    kind: Kind = "nobody"
+    odd: set[int] = set()
+    if silent and waiting and len(silent) <= FEW * len(world(case)):
+        kind, odd = "absent", set(silent)
+    elif len(set(places.values())) > 1:
+        counts = Counter(places.values())
+        most = counts.most_common(2)
+        if most[0][1] > most[1][1]:
+            kind, odd = "other-place", {rank for rank, place in places.items() if rank is not None and place != most[0][0]}
+    elif silent:
+        kind = "some"
+    elif directions and all(_is_p2p(one.frames) for one in raised(case) if one.rank in waiting):
+        kind = "p2p"
+    return Hang(kind=kind, group=DEFAULT_GROUP, waiting=tuple(sorted(waiting)), odd=tuple(sorted(odd)), line=line)
+
+
+def _is_p2p(frames: Sequence[str]) -> bool:
+    return any(one.rpartition(" in ")[2] in ("send", "recv", "isend", "irecv", "batch_isend_irecv") for one in frames)

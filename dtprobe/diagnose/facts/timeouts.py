@@ -1,0 +1,204 @@
+"""Who waited in which collective until its time-out: the words of ProcessGroupNCCL and gloo of every rank, per process group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from dtprobe.diagnose.case import Case, Event, Line
+
+DEFAULT_GROUP = "default"
+FRAME = "#"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeout:
+    """A rank gave up on a collective. `group` is how the ranks name the process group; `stack` the printed frames, innermost first.
+
+    `began_ns` is the time of the line less how long the collective ran.
+    """
+
+    rank: int
+    line: Line
+    group: str = DEFAULT_GROUP
+    seq: int | None = None
+    op: str | None = None
+    numel_in: int | None = None
+    numel_out: int | None = None
+    began_ns: int | None = None
+    stack: tuple[tuple[str, Line], ...] = ()
+
+    @property
+    def what(self) -> str:
+        """The operation in words."""
+        name = self.op or "a collective"
+        parts = [f"{name} #{self.seq}" if self.seq is not None else name]
+        if self.numel_in is not None:
+            parts.append(f"of {self.numel_in} elements")
+        return " ".join(parts)
+
+    @property
+    def place(self) -> str | None:
+        """The innermost printed frame outside torch.distributed: which line of the program waits."""
+        for text, _line in self.stack:
+            if "torch/distributed/" not in text and "site-packages/torch/" not in text and "dist-packages/torch/" not in text:
+                return text
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """How far a rank got in a group: the numbers of the last collective it enqueued and the last one that completed."""
+
+    rank: int
+    group: str
+    enqueued: int
+    completed: int
+    line: Line
+
+    @property
+    def idle(self) -> bool:
+        """Everything it enqueued is done: it is not waiting in this group."""
+        return self.enqueued == self.completed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """All time-outs and states of a case. `timeouts` are the first a rank and group, in the order read."""
+
+    timeouts: tuple[Timeout, ...] = ()
+    statuses: tuple[Status, ...] = ()
+    gloo: tuple[Event, ...] = ()
+    first_line: Line | None = None
+    by_group: dict[str, tuple[Timeout, ...]] = field(default_factory=dict)
+
+    def waiting(self) -> frozenset[int]:
+        """The ranks that timed out."""
+        return frozenset(one.rank for one in self.timeouts) | frozenset(one.rank for one in self.gloo if one.rank is not None)
+
+    def status(self, rank: int, group: str) -> Status | None:
+        """How far this rank got in the group; in any group where this one is not known."""
+        mine = [one for one in self.statuses if one.rank == rank]
+        return next((one for one in mine if one.group == group), mine[0] if len({one.group for one in mine}) == 1 else None)
+
+
+@lru_cache(maxsize=2)
+def waits(case: Case) -> Waits:
+    """The time-outs of every rank."""
+    statuses = list(_statuses(case))
+    groups = {(one.rank, seq): one.group for one, seq in statuses if seq is not None}
+    stacks = _stacks(case)
+    found: dict[tuple[int, str, int | None], Timeout] = {}
+    for event in case.of("nccl-timeout"):
+        one = _timeout(event)
+        if one is None:
+            continue
+        group = groups.get((one.rank, one.seq), DEFAULT_GROUP) if one.seq is not None else DEFAULT_GROUP
+        key = (one.rank, group, one.seq)
+        if key not in found:
+            found[key] = replace(one, group=group, stack=stacks.get((one.rank, one.line.artifact.name), ()))
+    first: dict[tuple[int, str], Timeout] = {}
+    for one in found.values():
+        first.setdefault((one.rank, one.group), one)
+    timeouts = tuple(first.values())
+    lines = [one.line for one in timeouts]
+    gloo = tuple(case.of("gloo-timeout", "gloo-wait-timeout"))
+    by_group = {
+        name: tuple(one for one in timeouts if one.group == name) for name in dict.fromkeys(one.group for one in timeouts)
+    }
+    return Waits(
+        timeouts=timeouts,
+        statuses=_latest(statuses),
+        gloo=gloo,
+        first_line=lines[0] if lines else (gloo[0].line if gloo else None),
+        by_group=by_group,
+    )
+
+
+def _rank(event: Event) -> int | None:
+    """The global rank where a tag says it, else the rank within the group, which is the same in the default group."""
+    if event.line.rank is not None:
+        return event.line.rank
+    inner = event.fields.get("group_rank")
+    return int(inner) if inner is not None else None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text else None
+
+
+def _timeout(event: Event) -> Timeout | None:
+    rank = _rank(event)
+    if rank is None:
+        return None
+    fields, ran_ms = event.fields, int(event.fields["ran_ms"])
+    shape = fields.get("shape")
+    numel = _number(fields.get("numel_in"))
+    if numel is None and shape:
+        numel = 1
+        for size in shape.split(","):
+            numel *= int(size)
+    return Timeout(
+        rank=rank,
+        line=event.line,
+        seq=_number(fields.get("seq")),
+        op=fields["op"].upper().lstrip("_"),
+        numel_in=numel,
+        numel_out=_number(fields.get("numel_out")),
+        began_ns=event.t_ns - ran_ms * 1_000_000 if event.t_ns is not None else None,
+    )
+
+
+def _statuses(case: Case) -> Iterator[tuple[Status, int | None]]:
+    for event in case.of("nccl-status"):
+        rank = _rank(event)
+        if rank is not None:
+            name = event.fields.get("guid") or event.fields.get("name") or event.fields["pg"]
+            one = Status(
+                rank=rank,
+                group=DEFAULT_GROUP if "default_pg" in name else name,
+                enqueued=int(event.fields["enqueued"]),
+                completed=int(event.fields["completed"]),
+                line=event.line,
+            )
+            yield one, _number(event.fields.get("seq"))
+
+
+def _latest(statuses: list[tuple[Status, int | None]]) -> tuple[Status, ...]:
+    """The first state a rank and group: what it prints again after it gave up says less."""
+    kept: dict[tuple[int, str], Status] = {}
+    for one, _seq in statuses:
+        kept.setdefault((one.rank, one.group), one)
+    return tuple(kept.values())
+
+
+def _stacks(case: Case) -> dict[tuple[int, str], tuple[tuple[str, Line], ...]]:
+    """`Stack trace of the failed collective:` and the `#n function from file:line` below it, per rank and file."""
+    found: dict[tuple[int, str], tuple[tuple[str, Line], ...]] = {}
+    rank: int | None = None
+    frames: list[tuple[str, Line]] = []
+    name = ""
+    for line in case.lines:
+        if "Stack trace of the failed collective:" in line.text:
+            if rank is not None and frames:
+                found.setdefault((rank, name), tuple(frames))
+            rank, frames, name = _named_rank(line), [], line.artifact.name
+        elif rank is not None:
+            text = line.text.strip()
+            if text.startswith(FRAME) and " from " in text and line.rank in (None, rank):
+                frames.append((text.partition(" ")[2], line))
+            elif frames:
+                found.setdefault((rank, name), tuple(frames))
+                rank, frames = None, []
+    if rank is not None and frames:
+        found.setdefault((rank, name), tuple(frames))
+    return found
+
+
+def _named_rank(line: Line) -> int | None:
+    if line.rank is not None:
+        return line.rank
+    _before, found, after = line.text.partition("Rank ")
+    digits = after.partition("]")[0]
+    return int(digits) if found and digits.isdigit() else None

@@ -1,0 +1,212 @@
+"""What each rank's own program said before things went wrong, and what one rank says that its peers do not."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from importlib.resources import files
+
+from dtprobe.diagnose.case import Case, Line
+from dtprobe.diagnose.facts.raised import raised
+from dtprobe.diagnose.facts.timeouts import waits
+
+LAST = 60
+"""So many of the last own lines of a rank are compared with those of its peers."""
+NEAR = 8
+"""So many of them tell what it was doing in the end."""
+_FOREIGN = re.compile(
+    r"^\[?[EWIF]\d{3,4} [\d:.]+ |^\[[EWIF] ?\d* ?[\d:.]* ?\w+\.(?:cpp|hpp|cc|cu):\d+\]|NCCL (?:INFO|WARN)|^frame #|^\s*#\d+ |"
+    r"^\s*File \"|^Traceback |Exception raised from|terminate called|^\s*what\(\):|distributed[./]elastic|^={5,}|^-{5,}|^\*{5,}|"
+    r"Sending process|warnings\.warn|(?:User|Future|Deprecation|Runtime)Warning|OMP_NUM_THREADS|^\s*(?:time|host|rank|exitcode|error_file|"
+    r"traceback)\s+: |^(?:Failures|Root Cause)|^\[\d+\]:$|FAILED$|^Killing subprocess|^srun: |^slurmstepd|^\s*$|ProcessGroup\w+\.cpp|"
+    r"^CUDA kernel errors|^Compile with|^For debugging consider|^Last error:|^nccl\w+Error: |NVRM:|\[c10d\]"
+)
+_RANK_WORD = re.compile(r"(?i)(?:\b(?:global[_ ]?)?rank[ _=:#]*|\[r|\bworker[ _=:#]*)(?P<rank>\d{1,5})\b")
+_FIRST_NUMBER = re.compile(r"^\[?(?P<rank>\d{1,4})\]?(?::|\s)\s*(?=\D)")
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_HEX = re.compile(r"0x[0-9a-fA-F]+")
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?|\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
+_STEP = re.compile(r"(?i)\b(?:global[_ ]?)?(?:step|iter(?:ation)?|it|batch|update)s?\b[\s:=#'\"\[(]*(?P<step>\d+)")
+_COUNTED = re.compile(r"(?i)(?P<count>\d+)\s+(?P<noun>[a-z]+)\b|(?P<noun2>[a-z_]+)\s*[=:]?\s*(?P<count2>\d+)\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A line that a rank's peers print too, with another number where they agree."""
+
+    rank: int
+    line: Line
+    mine: float
+    theirs: float
+    noun: str
+    other: Line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """Own lines per rank up to the trouble; `unsaid` are lines that no rank could be found for."""
+
+    by_rank: Mapping[int, Sequence[Line]] = field(default_factory=dict)
+    unsaid: Sequence[Line] = ()
+
+    def last(self, rank: int) -> Line | None:
+        """The last own line of this rank."""
+        own = self.by_rank.get(rank, ())
+        return own[-1] if own else None
+
+    def step(self, rank: int) -> int | None:
+        """The last step number that this rank printed."""
+        for line in reversed(self.by_rank.get(rank, ())[-LAST:]):
+            if found := _STEP.search(line.text):
+                return int(found["step"])
+        return None
+
+    def only(self, rank: int) -> list[Line]:
+        """Of its last lines those whose like no other rank printed; none where no other rank printed anything."""
+        others = {shape(line.text) for other, lines in self.by_rank.items() if other != rank for line in lines[-LAST:]}
+        if not others:
+            return []
+        return [line for line in self.by_rank.get(rank, ())[-NEAR:] if shape(line.text) not in others]
+
+    def differences(self) -> list[Difference]:
+        """Lines that several ranks print alike but for a number in which one rank differs, the latest first."""
+        said: dict[str, dict[int, Line]] = defaultdict(dict)
+        for rank, lines in self.by_rank.items():
+            for line in lines[-LAST:]:
+                said[shape(line.text)][rank] = line
+        found = [one for ranks in said.values() if len(ranks) > 1 for one in _differing(ranks)]
+        return sorted(found, key=lambda one: -one.line.number)
+
+
+@cache
+def vocabulary() -> dict[str, re.Pattern[str]]:
+    """General words by what they tell, from `knowledge/words.toml`."""
+    text = (files("dtprobe.diagnose") / "knowledge" / "words.toml").read_text(encoding="utf-8")
+    return {entry["id"]: re.compile(entry["pattern"]) for entry in tomllib.loads(text)["word"]}
+
+
+def says(kind: str, line: Line) -> bool:
+    """Whether this line says such a thing."""
+    return vocabulary()[kind].search(line.text) is not None
+
+
+def shape(text: str) -> str:
+    """The line without what changes from rank to rank and step to step: numbers, addresses, times."""
+    bare = _NUMBER.sub("#", _HEX.sub("#", _STAMP.sub("#", text)))
+    return re.sub(r"[\s\u2580-\u259f|]+", " ", bare).strip()
+
+
+def numbers(text: str) -> list[float]:
+    """Its numbers, without times and addresses."""
+    return [float(one) for one in _NUMBER.findall(_HEX.sub("", _STAMP.sub("", _RANK_WORD.sub("", text))))]
+
+
+@lru_cache(maxsize=2)
+def words(case: Case) -> Words:
+    """Own lines of every rank, in the order read, up to the first time-out of its file."""
+    known = {(event.line.artifact.name, event.line.number) for event in case.events}
+    inside = {(one.line.artifact.name, one.rank): (one.first_line, one.line.number) for one in raised(case)}
+    stops: dict[str, int] = {}
+    for one in waits(case).timeouts:
+        name = one.line.artifact.name
+        stops[name] = min(stops.get(name, one.line.number), one.line.number)
+    own = [
+        line
+        for line in case.lines
+        if (line.artifact.name, line.number) not in known
+        and line.number < stops.get(line.artifact.name, line.number + 1)
+        and not _FOREIGN.search(line.text)
+        and not _within(line, inside)
+    ]
+    by_rank: dict[int, list[Line]] = defaultdict(list)
+    unsaid: list[Line] = []
+    leading = _leading(own)
+    for line in own:
+        rank = _speaker(line, leading)
+        if rank is None:
+            unsaid.append(line)
+        else:
+            by_rank[rank].append(line)
+    return Words(by_rank=dict(by_rank), unsaid=tuple(unsaid))
+
+
+def _within(line: Line, inside: Mapping[tuple[str, int | None], tuple[int, int]]) -> bool:
+    span = inside.get((line.artifact.name, line.rank))
+    return span is not None and span[0] <= line.number <= span[1]
+
+
+def _leading(lines: Sequence[Line]) -> frozenset[str]:
+    """Shapes of lines that begin with a number which takes several small values: these print their rank first."""
+    seen: dict[str, set[int]] = defaultdict(set)
+    for line in lines:
+        if line.rank is None and (found := _FIRST_NUMBER.match(line.text)):
+            seen[shape(line.text)].add(int(found["rank"]))
+    return frozenset(one for one, ranks in seen.items() if len(ranks) > 1 and max(ranks) < 4 * len(ranks) + 8)
+
+
+def _speaker(line: Line, leading: frozenset[str]) -> int | None:
+    if line.rank is not None:
+        return line.rank
+    if found := _RANK_WORD.search(line.text):
+        return int(found["rank"])
+    if leading and (found := _FIRST_NUMBER.match(line.text)):
+        return int(found["rank"])
+    return None
+
+
+def _differing(ranks: Mapping[int, Line]) -> Iterator[Difference]:
+    values = {rank: numbers(line.text) for rank, line in ranks.items()}
+    width = Counter(len(one) for one in values.values()).most_common(1)[0][0]
+    rows = {rank: one for rank, one in values.items() if len(one) == width}
+    if len(rows) < 2:
+        return
+    steps = {rank: found["step"] for rank, line in ranks.items() if (found := _STEP.search(line.text))}
+    if len(set(steps.values())) > 1:
+        return
+    for column in range(width):
+        counts = Counter(row[column] for row in rows.values())
+        if len(counts) < 2:
+            continue
+        (usual, often), (_, next_often) = counts.most_common(2)
+        if often > next_often and often >= len(rows) - max(1, len(rows) // 4):
+            odd = [rank for rank, row in rows.items() if row[column] != usual]
+        elif len(rows) == 2 and 0.0 in counts:
+            odd = [rank for rank, row in rows.items() if row[column] == 0.0]
+            usual = max(counts)
+        elif len(rows) == 2 and all(one == int(one) for one in counts) and _NOUNS.search(next(iter(ranks.values())).text):
+            odd = [rank for rank, row in rows.items() if row[column] == min(counts)]
+            usual = max(counts)
+        else:
+            continue
+        other = next(rank for rank in rows if rank not in odd)
+        for rank in odd:
+            yield Difference(
+                rank=rank,
+                line=ranks[rank],
+                mine=rows[rank][column],
+                theirs=usual,
+                noun=_noun(ranks[rank].text, rows[rank][column]),
+                other=ranks[other],
+            )
+
+
+_NOUNS = re.compile(
+    r"(?i)\b(?:batch(?:es)?|samples?|examples?|images?|tokens?|frames?|files?|shards?|records?|rows?|items?|chunks?|sequences?|"
+    r"documents?|videos?|pixels?|boxes|objects?|nodes?|edges?|points?|steps?|iterations?|micro_?batch(?:es)?|experts?|pairs?|"
+    r"utterances?|patches|masks?|labels?|targets?|positives?|clips?|graphs?|queries|prompts?|rollouts?|length|len|size|count|num\w*|n_\w+)\b"
+)
+
+
+def _noun(text: str, value: float) -> str:
+    """The word beside the number."""
+    wanted = str(int(value)) if value == int(value) else str(value)
+    for found in _COUNTED.finditer(text):
+        if wanted in (found["count"], found["count2"]):
+            word = found["noun"] or found["noun2"]
+            if _NOUNS.search(word):
+                return word
+    return ""

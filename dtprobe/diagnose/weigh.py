@@ -1,0 +1,162 @@
+"""Findings of all analysts weighed: what several say of one mode joined, what another one explains put aside."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from dtprobe.diagnose.case import Finding, First, Quote
+
+MOST = 0.98
+"""No number of findings makes a mode surer than this."""
+EXPLAINS = 0.5
+"""A mode this likely explains what it brings about."""
+LATE_NS = 60_000_000_000
+"""What came this much later is no cause: clocks of hosts and of the kernel differ by seconds."""
+SAME_EVIDENCE = 0.5
+"""How much a second analyst adds that points at the same lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """All findings of one mode together. `explained_by` are the modes that bring it about and were found too."""
+
+    mode: str
+    likelihood: float
+    findings: tuple[Finding, ...]
+    first: First
+    suspects: tuple[int, ...]
+    host: str | None
+    explained_by: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Finding:
+        """The finding that says most."""
+        return self.findings[0]
+
+    @property
+    def at_ns(self) -> int | None:
+        """When it happened, where any finding knows."""
+        return min((one.at_ns for one in self.findings if one.at_ns is not None), default=None)
+
+    def causes(self) -> set[tuple[str, int | None]]:
+        """The places of its decisive lines."""
+        return {(one.file, one.line) for finding in self.findings for one in finding.evidence if one.role == "cause"}
+
+
+@cache
+def levels() -> tuple[Mapping[str, int], int]:
+    """The level of each mode that has one, and the level of all others; lower ones explain higher ones."""
+    text = (files("dtprobe.diagnose") / "knowledge" / "levels.toml").read_text(encoding="utf-8")
+    data = tomllib.loads(text)
+    order = {name: number for number, name in enumerate(data["order"])}
+    return {mode: order[name] for name, group in data["levels"].items() for mode in group}, order["specific"]
+
+
+def level(mode: str) -> int:
+    """How near the mode stands to a cause: the machine's own words before a process's, these before what its peers see."""
+    known, usual = levels()
+    return known.get(mode, usual)
+
+
+def weigh(findings: Sequence[Finding], explains: Mapping[str, frozenset[str]]) -> list[Candidate]:
+    """Every mode that was found, the likeliest that nothing else explains first."""
+    by_mode: dict[str, list[Finding]] = defaultdict(list)
+    for one in findings:
+        by_mode[one.mode].append(one)
+    joined = [_join(mode, group) for mode, group in by_mode.items()]
+    judged = [_explained(one, joined, explains) for one in joined]
+    return sorted(judged, key=lambda one: (bool(one.explained_by), -one.likelihood, level(one.mode), one.mode))
+
+
+def _join(mode: str, findings: Sequence[Finding]) -> Candidate:
+    """Noisy-or over analysts; one that shows no other line than a stronger one adds half."""
+    ordered = tuple(sorted(findings, key=lambda one: -one.likelihood))
+    unlikely, analysts, shown = 1.0, set[str](), set[tuple[str, int | None]]()
+    for one in ordered:
+        if one.analyst in analysts:
+            continue
+        analysts.add(one.analyst)
+        places = {(quote.file, quote.line) for quote in one.evidence if quote.role == "cause"}
+        weight = SAME_EVIDENCE if shown and places <= shown else 1.0
+        shown |= places
+        unlikely *= 1 - one.likelihood * weight
+    first, suspects = _whom(ordered)
+    return Candidate(
+        mode=mode,
+        likelihood=min(MOST, 1 - unlikely),
+        findings=ordered,
+        first=first,
+        suspects=suspects,
+        host=next((one.host for one in ordered if one.host), None),
+    )
+
+
+def _whom(findings: Sequence[Finding]) -> tuple[First, tuple[int, ...]]:
+    """The rank that the findings agree on most, weighed by their likelihood; suspects of those that agree."""
+    votes: dict[First, float] = defaultdict(float)
+    for one in findings:
+        if one.first is not None:
+            votes[one.first] += one.likelihood
+    if not votes:
+        return None, next((one.suspects for one in findings if one.suspects), ())
+    first = max(votes, key=lambda rank: votes[rank])
+    agreeing = [one for one in findings if one.first == first]
+    return first, agreeing[0].suspects
+
+
+def _explained(one: Candidate, others: Sequence[Candidate], explains: Mapping[str, frozenset[str]]) -> Candidate:
+    causes = tuple(
+        other.mode
+        for other in sorted(others, key=lambda item: -item.likelihood)
+        if other.mode != one.mode and other.likelihood >= EXPLAINS and _brings_about(other, one, explains)
+    )
+    return Candidate(
+        mode=one.mode,
+        likelihood=one.likelihood,
+        findings=one.findings,
+        first=one.first,
+        suspects=one.suspects,
+        host=one.host,
+        explained_by=causes,
+    )
+
+
+def _brings_about(cause: Candidate, effect: Candidate, explains: Mapping[str, frozenset[str]]) -> bool:
+    if _late(cause, effect):
+        return False
+    if effect.mode in explains.get(cause.mode, frozenset()):
+        return True
+    if cause.mode in explains.get(effect.mode, frozenset()):
+        return False
+    if level(cause.mode) < level(effect.mode):
+        return True
+    # The same decisive line read by two analysts: what says more of it wins.
+    general = level("python-exception-one-rank")
+    return level(effect.mode) == general != level(cause.mode) and bool(cause.causes() & effect.causes())
+
+
+def _late(cause: Candidate, effect: Candidate) -> bool:
+    waiting = level("collective-skipped")
+    if cause.at_ns is None or effect.at_ns is None or level(effect.mode) == waiting:
+        return False
+    return cause.at_ns > effect.at_ns + LATE_NS
+
+
+def evidence(chosen: Candidate, others: Sequence[Candidate], most: int) -> tuple[Quote, ...]:
+    """The decisive lines first, then what they brought about: each line once, `most` in all."""
+    quotes: list[Quote] = []
+    for finding in chosen.findings:
+        quotes += finding.evidence
+    ordered = sorted(quotes, key=lambda one: ("cause", "confirm", "effect").index(one.role))
+    for other in others:
+        if chosen.mode in other.explained_by:
+            ordered += [Quote(file=one.file, line=one.line, text=one.text, role="effect") for one in other.best.evidence[:2]]
+    kept: dict[tuple[str, int | None, str], Quote] = {}
+    for one in ordered:
+        kept.setdefault((one.file, one.line, one.text if one.line is None else ""), one)
+    return tuple(kept.values())[:most]

@@ -13,9 +13,10 @@ from dtprobe.diagnose.analysts import ANALYSTS
 from dtprobe.diagnose.case import Case
 from dtprobe.diagnose.decide import decide
 from dtprobe.diagnose.diagnosis import Diagnosis
-from dtprobe.diagnose.lines import read_lines
+from dtprobe.diagnose.intake.kinds import TEXTS
+from dtprobe.diagnose.lines import read_all
 from dtprobe.diagnose.signatures import events_of
-from dtprobe.diagnose.who import identify
+from dtprobe.diagnose.who import identify, seated
 
 Tell = Callable[[str], None]
 
@@ -26,10 +27,11 @@ def read(paths: Sequence[Path], tell: Tell | None = None) -> Case:
     if tell is not None:
         tell(f"reading {len(taken.artifacts):,} files")
     problems = list(taken.problems)
-    lines = [line for one in taken.artifacts if one.kind == "text" for line in read_lines(one, problems)]
+    lines = read_all([one for one in taken.artifacts if one.kind in TEXTS], problems)
+    who = identify(taken.artifacts, lines)
+    lines = seated(who, lines)
     events = list(events_of(lines))
-    who = identify(taken.artifacts, lines, events)
-    return Case(artifacts=taken.artifacts, lines=lines, events=events, who=who, problems=problems)
+    return Case(artifacts=taken.artifacts, lines=lines, events=events, who=who, problems=problems, missing=who.missing())
 
 
 def diagnose(paths: Sequence[Path], tell: Tell | None = None) -> Diagnosis:

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 from dtprobe.errors import DtprobeError
@@ -77,7 +77,7 @@ def one_line(text: str, width: int = 200) -> str:
 _NAMED = re.compile(r"rank[_.-]?([0-9]{1,7})(?![0-9])", re.IGNORECASE)
 
 
-def rank_of(path: Path, also: str | None = None) -> int | None:
+def rank_of(path: PurePath, also: str | None = None) -> int | None:
     """The rank that an artifact's name or folder gives: `rank3.txt`, `nccl_trace_rank_3`, `rank3/fr-0.json`.
 
     Of the folders only the nearest two count, and only where the file's own name has no `rank`. `also` is a pattern with one

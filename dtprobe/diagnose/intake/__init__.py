@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtprobe.diagnose.case import Artifact
-from dtprobe.diagnose.intake.kinds import kind_of
+from dtprobe.diagnose.intake.kinds import HEAD, kind_of
+from dtprobe.diagnose.intake.names import named
+from dtprobe.diagnose.lines.stamps import first_date_ns
 from dtprobe.errors import UsageError
-from dtprobe.readers.artifact import Problem, one_line, rank_of
-
-HEAD = 4096
+from dtprobe.readers.artifact import Problem, one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,21 @@ def _add(file: Path, name: str, artifacts: list[Artifact], problems: list[Proble
     try:
         with file.open("rb") as stream:
             head = stream.read(HEAD)
-        size = file.stat().st_size
+        status = file.stat()
     except OSError as error:
         problems.append(Problem(name, "unreadable", one_line(error.strerror or str(error))))
         return
     shown = name.encode("utf-8", "backslashreplace").decode()
-    artifacts.append(Artifact(name=shown, path=file, kind=kind_of(head, size), size=size, rank=rank_of(Path(name))))
+    who = named(name)
+    artifacts.append(
+        Artifact(
+            name=shown,
+            path=file,
+            kind=kind_of(head, status.st_size),
+            size=status.st_size,
+            rank=who.rank,
+            local_rank=who.local_rank,
+            dated_ns=first_date_ns(head),
+            near_ns=status.st_mtime_ns,
+        )
+    )

@@ -179,14 +179,14 @@ def _report(value: Mapping[str, Any], line: int) -> Report:
                 for kind, value in (counts.items() if isinstance(counts, dict) else ())
                 if (number := as_int(value)) is not None
             }
-            status = one.get("status") if isinstance(one.get("status"), dict) else {}
+            status = _dict(one.get("status"))
             peer.init_state, peer.async_error = as_int(status.get("init_state")) or 0, as_int(status.get("async_error")) or 0
             peer.aborted = status.get("abort_flag") is True
         for one in _dicts(entry.get("missing_ranks")):
             rank = as_int(one.get("rank"))
             if rank is None:
                 continue
-            status = one.get("status") if isinstance(one.get("status"), dict) else {}
+            status = _dict(one.get("status"))
             peer = _peer(made, rank, one)
             peer.problem = "dead" if status.get("considered_dead") is True else "unresponsive"
             if status and status.get("unresponsive") is False and status.get("considered_dead") is False:
@@ -208,3 +208,7 @@ def _peer(made: Communicator, rank: int, entry: Mapping[str, Any]) -> Peer:
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

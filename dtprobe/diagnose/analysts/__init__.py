@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from dtprobe.diagnose.analysts import direct, exits, groups, healthy, progress, tracebacks, watchdog
+from dtprobe.diagnose.analysts import (
+    direct,
+    exits,
+    groups,
+    healthy,
+    nccl_calls,
+    nccl_errors,
+    nccl_makings,
+    progress,
+    ras,
+    stacks,
+    tracebacks,
+    watchdog,
+)
 from dtprobe.diagnose.case import Analyst
 
 ANALYSTS: tuple[Analyst, ...] = (
@@ -12,6 +25,11 @@ ANALYSTS: tuple[Analyst, ...] = (
     progress.analyse,
     tracebacks.analyse,
     exits.analyse,
+    nccl_calls.analyse,
+    nccl_errors.analyse,
+    nccl_makings.analyse,
+    ras.analyse,
+    stacks.analyse,
     healthy.analyse,
 )
 """All of them; their order does not matter."""

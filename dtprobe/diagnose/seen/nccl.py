@@ -1,0 +1,89 @@
+"""NCCL's log, process by process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from dtprobe.diagnose.case import Line
+from dtprobe.diagnose.seen.places import Places
+from dtprobe.readers import nccl_log
+from dtprobe.readers.nccl_log import Call, Making
+
+
+@dataclass(kw_only=True)
+class NcclProcess:
+    """What NCCL said in one process, each with its line. `rank` is the job's rank, where known. `order` is that of its first line."""
+
+    host: str
+    pid: int
+    order: int
+    rank: int | None = None
+    version: tuple[str, Line] | None = None
+    makings: list[tuple[Making, Line]] = field(default_factory=list)
+    calls: list[tuple[Call, str, Line]] = field(default_factory=list)
+    """Each call with its communicator's id."""
+    warnings: list[tuple[str, Line]] = field(default_factory=list)
+    refused: list[tuple[str, str, Line]] = field(default_factory=list)
+    """Address with port, and why the connection failed."""
+    last: Line | None = None
+
+    def begun(self) -> dict[str, tuple[Making, Line]]:
+        """Communicators that this process began to make and did not finish, by id."""
+        found: dict[str, tuple[Making, Line]] = {}
+        for made, line in self.makings:
+            key = key_of(made)
+            if made.phase == "Init START":
+                found[key] = made, line
+            elif made.phase == "Init COMPLETE":
+                found.pop(key, None)
+        return found
+
+
+def key_of(made: Making) -> str:
+    """A communicator's id as 16 digits; where the log has none, its address, which only holds within the process."""
+    return f"{int(made.comm_id, 16):016x}" if made.comm_id else made.comm
+
+
+def take(lines: Iterable[Line]) -> list[NcclProcess]:
+    """The processes in the order in which they first say something."""
+    found: dict[tuple[str, int], NcclProcess] = {}
+    ids: dict[tuple[str, int, str], str] = {}
+    for line in lines:
+        said = nccl_log.split(line.raw)
+        if said is None:
+            continue
+        process = found.get((said.host, said.pid))
+        if process is None:
+            process = NcclProcess(host=said.host, pid=said.pid, order=len(found), rank=line.rank)
+            found[said.host, said.pid] = process
+        process.last = line
+        if call := nccl_log.call(said.text):
+            comm = ids.get((said.host, said.pid, call.comm), call.comm)
+            process.calls.append((call, comm, line))
+        elif made := nccl_log.making(said.text):
+            if made.phase.startswith("Init"):
+                ids[said.host, said.pid, made.comm] = _shared_id(made, process)
+            process.makings.append((made, line))
+        elif said.level == "WARN":
+            process.warnings.append((said.text, line))
+        elif version := nccl_log.version(said.text):
+            process.version = process.version or (version, line)
+        if refused := nccl_log.refused(said.text):
+            address, port, why = refused
+            process.refused.append((f"{address}:{port}" if port else address, why, line))
+    return list(found.values())
+
+
+def _shared_id(made: Making, process: NcclProcess) -> str:
+    """An id that all ranks of the communicator have. Logs before NCCL 2.17 show none: there the order of making must do."""
+    if made.comm_id:
+        return key_of(made)
+    before = {one.comm for one, _ in process.makings if one.nranks == made.nranks and one.comm != made.comm}
+    return f"{made.nranks} ranks, number {len(before)}"
+
+
+def placed(process: NcclProcess, places: Places) -> NcclProcess:
+    """The same with its rank."""
+    rank = places.rank(process.pid, process.host)
+    return replace(process, rank=rank if rank is not None else process.rank)

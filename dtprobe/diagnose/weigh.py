@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
@@ -15,6 +15,11 @@ MOST = 0.98
 """No number of findings makes a mode surer than this."""
 EXPLAINS = 0.5
 """A mode this likely explains what it brings about."""
+SURE, LIKELY = 0.9, 0.7
+"""What is all but sure is explained only where the cause is likely: a guess about a rank does not undo what calls show."""
+EXCEPTION = "python-exception-one-rank"
+POINTING = frozenset({EXCEPTION, "collective-skipped", "rank-killed", "sigsegv", "sigabrt", "nccl-cuda-error", "rank-stopped"})
+"""Modes whose rank is also that of what brought them about."""
 LATE_NS = 60_000_000_000
 """What came this much later is no cause: clocks of hosts and of the kernel differ by seconds."""
 SAME_EVIDENCE = 0.5
@@ -110,34 +115,57 @@ def _whom(findings: Sequence[Finding]) -> tuple[First, tuple[int, ...]]:
 
 
 def _explained(one: Candidate, others: Sequence[Candidate], explains: Mapping[str, frozenset[str]]) -> Candidate:
-    causes = tuple(
+    told = _told_by(one, others)
+    causes = told or tuple(
         other.mode
         for other in sorted(others, key=lambda item: -item.likelihood)
-        if other.mode != one.mode and other.likelihood >= EXPLAINS and _brings_about(other, one, explains)
+        if other.mode != one.mode
+        and other.likelihood >= EXPLAINS
+        and not _told_by(other, others)
+        and _brings_about(other, one, explains)
     )
-    return Candidate(
-        mode=one.mode,
-        likelihood=one.likelihood,
-        findings=one.findings,
-        first=one.first,
-        suspects=one.suspects,
-        host=one.host,
-        explained_by=causes,
+    heirs = [other for other in others if one.mode != other.mode and other.mode in _brought(one, others, explains)]
+    first, suspects = (one.first, one.suspects) if one.first is not None or one.suspects else _inherited(heirs)
+    return replace(one, first=first, suspects=suspects, explained_by=causes)
+
+
+def _told_by(one: Candidate, others: Sequence[Candidate]) -> tuple[str, ...]:
+    """An exception is only the messenger where another finding reads more from its very line: it explains nothing by itself."""
+    if one.mode != EXCEPTION:
+        return ()
+    return tuple(
+        other.mode
+        for other in others
+        if other.mode != EXCEPTION and other.likelihood >= EXPLAINS and bool(other.causes() & one.causes())
     )
+
+
+def _brought(one: Candidate, others: Sequence[Candidate], explains: Mapping[str, frozenset[str]]) -> set[str]:
+    """The modes that this one explains, the exception that tells of it among them."""
+    return {
+        other.mode for other in others if one.mode in _told_by(other, others) or (other.mode != one.mode and _brings_about(one, other, explains))
+    }
+
+
+def _inherited(effects: Sequence[Candidate]) -> tuple[First, tuple[int, ...]]:
+    """A cause that names no rank struck the one that its effects point at: who raised, who ended, whom the others wait for."""
+    for one in sorted(effects, key=lambda item: (level(item.mode), -item.likelihood)):
+        if one.mode in POINTING and (one.first == "all" or isinstance(one.first, int)):
+            return one.first, one.suspects
+    return None, ()
 
 
 def _brings_about(cause: Candidate, effect: Candidate, explains: Mapping[str, frozenset[str]]) -> bool:
     if _late(cause, effect):
         return False
+    likely = effect.likelihood < SURE or cause.likelihood >= LIKELY
     if effect.mode in explains.get(cause.mode, frozenset()):
-        return True
+        return likely
     if cause.mode in explains.get(effect.mode, frozenset()):
         return False
     if level(cause.mode) < level(effect.mode):
-        return True
-    # The same decisive line read by two analysts: what says more of it wins.
-    general = level("python-exception-one-rank")
-    return level(effect.mode) == general != level(cause.mode) and bool(cause.causes() & effect.causes())
+        return likely
+    return False
 
 
 def _late(cause: Candidate, effect: Candidate) -> bool:

@@ -143,7 +143,9 @@ def _told_by(one: Candidate, others: Sequence[Candidate]) -> tuple[str, ...]:
 def _brought(one: Candidate, others: Sequence[Candidate], explains: Mapping[str, frozenset[str]]) -> set[str]:
     """The modes that this one explains, the exception that tells of it among them."""
     return {
-        other.mode for other in others if one.mode in _told_by(other, others) or (other.mode != one.mode and _brings_about(one, other, explains))
+        other.mode
+        for other in others
+        if one.mode in _told_by(other, others) or (other.mode != one.mode and _brings_about(one, other, explains))
     }
 
 

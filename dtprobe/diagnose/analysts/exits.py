@@ -172,7 +172,7 @@ def _left_early(case: Case, found: Sequence[End]) -> Iterator[Finding]:
 
 
 def _early(case: Case, ended: Sequence[int], clean: dict[int, Line], lost: Sequence[Raised]) -> Finding:
-    said = [line for rank in ended[:1] if (line := words(case).last(rank)) is not None]
+    said = [line for rank in ended[:1] for line in words(case).by_rank.get(rank, ())[-2:] if says("says-clean-end", line)]
     reports = [clean[rank] for rank in ended[:1]]
     lines = list(dict.fromkeys((line.artifact.name, line.number) for line in (*said, *reports)))
     by_place = {(line.artifact.name, line.number): line for line in (*said, *reports)}

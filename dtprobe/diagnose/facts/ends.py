@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from dtprobe.diagnose.case import Case, Event, Line
 
 TABLE_LINES = 6
 """Lines of one entry of elastic's failure table."""
+_ONE_CODE = re.compile(r"(?i)(?:rank|worker|proc(?:ess)?|task|local_rank)[ _#-]*(?P<rank>\d+)\s*[=:]\s*(?P<code>-?\d+)")
 _SHELL = {
     "Killed": signal.SIGKILL,
     "Segmentation fault": signal.SIGSEGV,
@@ -94,6 +96,9 @@ def _near(first: Line, then: Line, lines: int = TABLE_LINES) -> bool:
 
 def _single(case: Case, event: Event, forced: set[int]) -> Iterator[End]:
     fields, line = event.fields, event.line
+    if event.signature == "exit-code-map":
+        yield from _listed(event)
+        return
     code = _code(event)
     if code is None:
         return
@@ -130,6 +135,12 @@ def _single(case: Case, event: Event, forced: set[int]) -> Iterator[End]:
             yield End(line=line, code=code, rank=int(fields["rank"]), source="list")
         case "fatal-python":
             yield End(line=line, code=code, rank=line.rank, pid=line.pid, source="faulthandler")
+
+
+def _listed(event: Event) -> Iterator[End]:
+    """Several codes on one line, each after its rank or worker."""
+    for found in _ONE_CODE.finditer(event.fields["codes"]):
+        yield End(line=event.line, code=signed(int(found["code"])), rank=int(found["rank"]), source="list")
 
 
 def _code(event: Event) -> int | None:

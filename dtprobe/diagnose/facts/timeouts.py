@@ -10,6 +10,7 @@ from dtprobe.diagnose.case import Case, Event, Line
 
 DEFAULT_GROUP = "default"
 FRAME = "#"
+_TORCH = ("torch/distributed/", "site-packages/torch/", "dist-packages/torch/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,8 @@ class Timeout:
     def place(self) -> str | None:
         """The innermost printed frame outside torch.distributed: which line of the program waits."""
         for text, _line in self.stack:
-            if "torch/distributed/" not in text and "site-packages/torch/" not in text and "dist-packages/torch/" not in text:
+            number = text.rpartition(":")[2]
+            if number.isdigit() and not any(one in text for one in _TORCH):
                 return text
         return None
 

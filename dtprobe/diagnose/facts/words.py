@@ -16,6 +16,9 @@ from dtprobe.diagnose.facts.timeouts import waits
 
 LAST = 60
 """So many of the last own lines of a rank are compared with those of its peers."""
+SPOKEN = frozenset({"text", "jsonl"})
+"""Kinds of artifacts in which a program speaks; stacks and answers of tools are words about it."""
+STEM = 3
 NEAR = 8
 """So many of them tell what it was doing in the end."""
 _FOREIGN = re.compile(
@@ -27,6 +30,7 @@ _FOREIGN = re.compile(
 )
 _RANK_WORD = re.compile(r"(?i)(?:\b(?:global[_ ]?)?rank[ _=:#]*|\[r|\bworker[ _=:#]*)(?P<rank>\d{1,5})\b")
 _FIRST_NUMBER = re.compile(r"^\[?(?P<rank>\d{1,4})\]?(?::|\s)\s*(?=\D)")
+_TWO_WORDS = re.compile(r"^\s*[A-Za-z]+ (?P<rank>\d{1,4})\s*$")
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?|\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
@@ -77,7 +81,7 @@ class Words:
         said: dict[str, dict[int, Line]] = defaultdict(dict)
         for rank, lines in self.by_rank.items():
             for line in lines[-LAST:]:
-                said[shape(line.text)][rank] = line
+                said[stem(line.text)][rank] = line
         found = [one for ranks in said.values() if len(ranks) > 1 for one in _differing(ranks)]
         return sorted(found, key=lambda one: -one.line.number)
 
@@ -100,9 +104,36 @@ def shape(text: str) -> str:
     return re.sub(r"[\s\u2580-\u259f|]+", " ", bare).strip()
 
 
-def numbers(text: str) -> list[float]:
-    """Its numbers, without times and addresses."""
-    return [float(one) for one in _NUMBER.findall(_HEX.sub("", _STAMP.sub("", _RANK_WORD.sub("", text))))]
+def stem(text: str) -> str:
+    """How the line begins, numbers left out: up to its third word."""
+    kept: list[str] = []
+    for word in shape(_RANK_WORD.sub("", text)).split():
+        if word.strip("#.,:;=()[]%+-"):
+            kept.append(word.strip("#"))
+        if len(kept) == STEM:
+            break
+    return " ".join(kept)
+
+
+def aligned(lines: Mapping[int, Line]) -> dict[int, list[float]]:
+    """The numbers of lines as far as the lines are alike, without times, addresses and the rank itself."""
+    split = {rank: _tokens(line.text, rank) for rank, line in lines.items()}
+    rows: dict[int, list[float]] = {rank: [] for rank in split}
+    for column in zip(*split.values(), strict=False):
+        if all(isinstance(one, float) for one in column):
+            for rank, one in zip(split, column, strict=True):
+                rows[rank].append(float(one))
+        elif len(set(column)) > 1:
+            break
+    return rows
+
+
+def _tokens(text: str, rank: int) -> list[float | str]:
+    bare = _HEX.sub("", _STAMP.sub("", _RANK_WORD.sub("", text)))
+    found = re.match(r"^\[?(\d+)\]?[ :]", bare)
+    if found and int(found[1]) == rank:
+        bare = bare[found.end() :]
+    return [float(one) if _NUMBER.fullmatch(one) else one for one in re.findall(rf"{_NUMBER.pattern}|[A-Za-z_]+", bare)]
 
 
 @lru_cache(maxsize=2)
@@ -117,7 +148,8 @@ def words(case: Case) -> Words:
     own = [
         line
         for line in case.lines
-        if (line.artifact.name, line.number) not in known
+        if line.artifact.kind in SPOKEN
+        and (line.artifact.name, line.number) not in known
         and line.number < stops.get(line.artifact.name, line.number + 1)
         and not _FOREIGN.search(line.text)
         and not _within(line, inside)
@@ -155,13 +187,14 @@ def _speaker(line: Line, leading: frozenset[str]) -> int | None:
         return int(found["rank"])
     if leading and (found := _FIRST_NUMBER.match(line.text)):
         return int(found["rank"])
+    if (found := _TWO_WORDS.match(line.text)) and says("says-clean-end", line):
+        return int(found["rank"])
     return None
 
 
 def _differing(ranks: Mapping[int, Line]) -> Iterator[Difference]:
-    values = {rank: numbers(line.text) for rank, line in ranks.items()}
-    width = Counter(len(one) for one in values.values()).most_common(1)[0][0]
-    rows = {rank: one for rank, one in values.items() if len(one) == width}
+    rows = aligned(ranks)
+    width = min((len(one) for one in rows.values()), default=0)
     if len(rows) < 2:
         return
     steps = {rank: found["step"] for rank, line in ranks.items() if (found := _STEP.search(line.text))}

@@ -64,6 +64,7 @@ TABLE: tuple[Capability, ...] = (
     Capability("slurm", "a Slurm, or its daemons and root to start one", has.slurm),
     Capability("docker", "a Docker daemon", has.docker),
     Capability("qemu", "a PC in software, for the lab VM", command("qemu-system-x86_64", "qemu-system-x86", "seabios")),
+    Capability("lab", "the lab VM; the first run builds its image: a minute, from a Debian mirror", has.lab),
     Capability("cc", "a C compiler", has.any_command(("cc", "gcc", "clang"), "gcc", "libc6-dev")),
     Capability("git", "git", command("git", "git")),
     Capability("strace", "system calls of a process, traced", every(_strace, trial(*_STRACE, "true"))),
@@ -92,6 +93,7 @@ TABLE: tuple[Capability, ...] = (
     Capability("nftables", "packet filter rules", in_namespace("nft", "add", "table", "inet", "dtprobe", tool=_nft)),
     Capability("tcpreplay", "recorded packets sent again", every(has.root, command("tcpreplay", "tcpreplay"))),
     Capability("rdma", "an RDMA device", has.rdma),
+    Capability("verbs", "RDMA verbs: a device and perftest, or the lab VM", has.verbs),
     Capability(
         "fuse",
         "file systems in a program",

@@ -252,6 +252,35 @@ def rdma(machine: Machine) -> Unavailable | None:
     )
 
 
+def verbs(machine: Machine) -> Unavailable | None:
+    """Verbs to measure: a device of the host with perftest to load it, else soft-RoCE in the lab VM."""
+    return None if every(rdma, command("ib_write_bw", "perftest"))(machine) is None else lab(machine)
+
+
+def lab(machine: Machine) -> Unavailable | None:
+    """The lab VM: QEMU, and its image or what builds it (at the first run, which takes a minute and a Debian mirror)."""
+    from dtprobe.launch.lab import image  # not above: nothing else here needs a launcher
+
+    emulator = every(linux, command("qemu-system-x86_64", "qemu-system-x86", "seabios"))
+    if image.present(machine.environ):
+        return emulator(machine)
+    builders = (
+        command(name, package)
+        for name, package in (
+            ("debootstrap", "debootstrap"),
+            ("cpio", "cpio"),
+            ("mke2fs", "e2fsprogs"),
+            ("unshare", "util-linux"),
+        )
+    )
+    unmet = every(emulator, *builders)(machine)
+    if unmet is None and machine.euid != 0:
+        return Unavailable(
+            "the lab VM's image is not built yet, and building needs root", "once, as root: python -m dtprobe.launch.lab build"
+        )
+    return unmet
+
+
 def slurm(machine: Machine) -> Unavailable | None:
     """A Slurm to submit to (its client and a configuration), or the daemons to start one for a test, as root."""
     tools = {name: command(name, "slurm-wlm", "munge") for name in ("sbatch", "srun", "slurmctld", "slurmd", "munged")}

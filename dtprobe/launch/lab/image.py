@@ -30,7 +30,7 @@ class Image:
 
     @property
     def kernel(self) -> Path:
-        return self.folder / "vmlinuz"
+        return self.folder / "vmlinux"
 
     @property
     def ram_disk(self) -> Path:

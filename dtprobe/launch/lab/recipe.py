@@ -35,7 +35,7 @@ UNWANTED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt
 DISK_MIB = 1024
 
 GUEST = Path(__file__).resolve().parent / "guest"
-FILES = ("vmlinuz", "initrd.gz", "root.img")
+FILES = ("vmlinux", "initrd.gz", "root.img")
 """What an image consists of."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -15,9 +15,9 @@ class Advice:
     how: str
 
 
-_KNOWN: tuple[tuple[frozenset[str], Advice], ...] = (
+_KNOWN: tuple[tuple[frozenset[str], Advice], ...] = (  # the kinds of files that make it needless
     (
-        frozenset({"text", "log"}),
+        frozenset({"text"}),
         Advice(
             what="every rank's output",
             tells="the first exception, whoever printed it",
@@ -28,21 +28,21 @@ _KNOWN: tuple[tuple[frozenset[str], Advice], ...] = (
         frozenset({"flight-recorder"}),
         Advice(
             what="flight recorder dumps of all ranks",
-            tells="which rank entered which collective, and who is behind",
-            how="TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_DUMP_TEMP_FILE=/shared/fr_rank_ (before torch 2.9: "
-            "TORCH_NCCL_TRACE_BUFFER_SIZE, TORCH_NCCL_DEBUG_INFO_TEMP_FILE)",
+            tells="which rank entered which collective, and who is behind (older torch: TORCH_NCCL_TRACE_BUFFER_SIZE and "
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE)",
+            how="TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_DUMP_TEMP_FILE=/shared/fr_rank_",
         ),
     ),
     (
-        frozenset({"stacks", "pyspy", "py-spy", "gdb", "faulthandler"}),
+        frozenset({"stacks", "pyspy-json"}),
         Advice(
             what="stacks of every rank while it hangs",
-            tells="where each rank stands, and which one stands elsewhere",
-            how="py-spy dump --native --pid PID > rankN.txt, before the job is killed",
+            tells="where each rank stands, and which one stands elsewhere; to be taken before the job is killed",
+            how="py-spy dump --native --pid PID > rankN.txt",
         ),
     ),
     (
-        frozenset({"kernel", "kernel-log", "journal", "dmesg"}),
+        frozenset({"kernel-log"}),
         Advice(
             what="the kernel log of each host",
             tells="Xid errors, the OOM killer, link and file system failures",
@@ -50,7 +50,7 @@ _KNOWN: tuple[tuple[frozenset[str], Advice], ...] = (
         ),
     ),
     (
-        frozenset({"nccl", "nccl-log", "ras"}),
+        frozenset({"nccl-log", "ras"}),
         Advice(
             what="NCCL's own log",
             tells="which network and GPUs each rank uses, and NCCL's first warning",
@@ -58,17 +58,17 @@ _KNOWN: tuple[tuple[frozenset[str], Advice], ...] = (
         ),
     ),
     (
-        frozenset({"scheduler", "slurm", "kubernetes"}),
+        frozenset(),  # it comes as lines of any text
         Advice(
             what="the scheduler's word on how each rank ended",
-            tells="preemption, time limits, memory limits, lost nodes",
-            how="sacct -j JOB -o JobID,State,ExitCode,NodeList,MaxRSS,Reason, or kubectl describe pod",
+            tells="preemption, time limits, memory limits, lost nodes (Kubernetes: kubectl describe pod POD)",
+            how="sacct -j JOB -o JobID,State,ExitCode,NodeList,MaxRSS,Reason",
         ),
     ),
 )
 
 
-def to_collect(read: Mapping[str, int], seen: Collection[str] = ()) -> tuple[Advice, ...]:
-    """What was absent among the kinds of files that were `read` and the kinds of lines that were `seen` in them."""
-    present = {kind for kind, count in read.items() if count} | set(seen)
+def to_collect(read: Mapping[str, int]) -> tuple[Advice, ...]:
+    """What was absent among the kinds of files that were `read`."""
+    present = {kind for kind, count in read.items() if count}
     return tuple(advice for kinds, advice in _KNOWN if not kinds & present)

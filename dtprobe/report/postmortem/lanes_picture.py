@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from dtprobe.diagnose.diagnosis import Operation
 from dtprobe.report.postmortem.drawing import Canvas, polyline
-from dtprobe.report.postmortem.moments import SECOND, Lane, Row, Stretch, Timeline, duration, since
+from dtprobe.report.postmortem.moments import SECOND, Lane, Mark, Stretch, Timeline, duration, since
 
 WIDE, NARROW = 900, 330
 LANE = 30
@@ -85,12 +85,13 @@ def _cuts(canvas: Canvas, axis: _Axis, bottom: float) -> None:
         note = f"{duration(other.begin_ns - one.end_ns)} without a moment, cut out"
         canvas.path(polyline(teeth), stroke="grid", width=1.5, note=note)
         canvas.text(
-            middle, bottom + 26, f"{duration(other.begin_ns - one.end_ns)} cut", size=10, ink="muted", anchor="middle", room=84
+            middle, bottom + 26, f"{duration(other.begin_ns - one.end_ns)} cut", size=10, ink="muted", anchor="middle", room=112
         )
 
 
 def _ticks(canvas: Canvas, axis: _Axis, data: Timeline, bottom: float) -> None:
     zero = data.zero_ns or axis.stretches[0].begin_ns
+    free = 0.0
     for one, (left, right) in zip(axis.stretches, axis.sides, strict=True):
         count = max(1, int((right - left) / TICK))
         step = _nice((one.end_ns - one.begin_ns) / count)
@@ -98,9 +99,19 @@ def _ticks(canvas: Canvas, axis: _Axis, data: Timeline, bottom: float) -> None:
         places = [zero + begin + number * step for number in range(count + 2)] if step else [one.begin_ns]
         shown = [place for place in places if one.begin_ns <= place <= one.end_ns] or [one.begin_ns]
         for place in shown:
-            x = axis(place)
+            x, text = axis(place), _tick(int(place - zero), step)
             canvas.path(polyline([(x, 6), (x, bottom)]), stroke="grid", width=1)
-            canvas.text(x, bottom + 13, since(int(place - zero)), size=10.5, ink="muted", anchor="middle")
+            half = len(text) * 3.4
+            if x - half > free:
+                canvas.text(x, bottom + 13, text, size=10.5, ink="muted", anchor="middle")
+                free = x + half + 4
+
+
+def _tick(ns: int, step: int) -> str:
+    """A time after zero, with as many digits as tell ticks apart that are `step` nanoseconds from each other."""
+    if not 0 < step < SECOND or ns == 0:
+        return since(ns)
+    return f"{ns / SECOND:+.{math.ceil(-math.log10(step / SECOND))}f} s"
 
 
 def _nice(length: float) -> int:
@@ -121,10 +132,10 @@ def _lane(canvas: Canvas, axis: _Axis, lane: Lane, y: float, label: float, width
     canvas.path(polyline([(label + 8, middle), (width - 6, middle)]), stroke="lane", width=2)
     for operation in lane.operations:
         _bar(canvas, axis, operation, middle)
-    for row in lane.rows:
-        _whisker(canvas, axis, row, middle)
-    for rows in _near(axis, lane.rows):
-        _mark(canvas, axis, rows, middle)
+    for mark in lane.marks:
+        _whisker(canvas, axis, mark, middle)
+    for marks in _near(axis, lane.marks):
+        _mark(canvas, axis, marks, middle)
 
 
 def _bar(canvas: Canvas, axis: _Axis, operation: Operation, middle: float) -> None:
@@ -140,42 +151,34 @@ def _bar(canvas: Canvas, axis: _Axis, operation: Operation, middle: float) -> No
     )  # fmt: skip
 
 
-def _whisker(canvas: Canvas, axis: _Axis, row: Row, middle: float) -> None:
-    if row.moment.t_ns is None or not row.off:
-        return
-    left, right = (axis(row.moment.t_ns + sign * row.moment.uncertainty_ns) for sign in (-1, 1))
+def _whisker(canvas: Canvas, axis: _Axis, mark: Mark, middle: float) -> None:
+    left, right = (axis(mark.t_ns + sign * mark.uncertainty_ns) for sign in (-1, 1))
     if right - left < 4:
         return
-    y = middle + 9
-    canvas.path(
-        f"M{left:.1f} {y - 3:.1f}v6m0 -3H{right:.1f}m0 -3v6", stroke=_INKS[row.part], width=1.2, note=f"may be off by {row.off}"
-    )
+    y, note = middle + 9, f"may be off by {duration(mark.uncertainty_ns)}"
+    canvas.path(f"M{left:.1f} {y - 3:.1f}v6m0 -3H{right:.1f}m0 -3v6", stroke=_INKS[mark.part], width=1.2, note=note)
 
 
-def _near(axis: _Axis, rows: Sequence[Row]) -> list[list[Row]]:
-    found: list[list[Row]] = []
-    for row in rows:
-        if found and _x(axis, row) - _x(axis, found[-1][0]) < NEAR:
-            found[-1].append(row)
+def _near(axis: _Axis, marks: Sequence[Mark]) -> list[list[Mark]]:
+    found: list[list[Mark]] = []
+    for mark in marks:
+        if found and axis(mark.t_ns) - axis(found[-1][0].t_ns) < NEAR:
+            found[-1].append(mark)
         else:
-            found.append([row])
+            found.append([mark])
     return found
 
 
-def _x(axis: _Axis, row: Row) -> float:
-    return axis(row.moment.t_ns or 0)
-
-
-def _mark(canvas: Canvas, axis: _Axis, rows: Sequence[Row], middle: float) -> None:
+def _mark(canvas: Canvas, axis: _Axis, marks: Sequence[Mark], middle: float) -> None:
     """A mark with its number: a diamond for a cause, a disc for what confirms it, a ring for all else; several as one, with `+`."""
-    telling = min(rows, key=lambda row: ("cause", "confirm", "effect", "other").index(row.part))
-    x, ink = _x(axis, telling), _INKS[telling.part]
-    note = "\n".join(f"{row.number}. {row.since} {row.text}" for row in rows[:8])
+    telling = min(marks, key=lambda mark: ("cause", "confirm", "effect", "other").index(mark.part))
+    x, ink = axis(telling.t_ns), _INKS[telling.part]
+    note = "\n".join(f"{mark.number}. {mark.text}" for mark in marks[:8])
     if telling.part == "cause":
         canvas.path(f"M{x:.1f} {middle - 10:.1f}l10 10l-10 10l-10 -10z", fill=ink, stroke="surface", note=note)
     else:
         fill = ink if telling.part == "confirm" else "surface"
         canvas.box(x - 8, middle - 8, 16, 16, fill=fill, stroke=ink if fill == "surface" else "surface", round_=8, note=note)
     inside = "surface" if telling.part in ("cause", "confirm") else "text"
-    text = f"{telling.number}{'+' if len(rows) > 1 else ''}"
+    text = f"{telling.number}{'+' if len({mark.number for mark in marks}) > 1 else ''}"
     canvas.text(x, middle + 3.4, text, size=9.5 if len(text) < 3 else 8, ink=inside, bold=True, anchor="middle")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,20 +21,26 @@ BARS = 60
 CUT_SHARE = 0.3
 """A silence longer than this share of what is left is cut out of the picture."""
 CUTS = 4
+ALIKE = 3
+"""So many moments that are alike but for their numbers are told as one."""
+QUIET_LANES = 8
+"""Of lanes that neither failed nor have evidence so many are drawn, where there are more than LANES."""
 SECOND = 10**9
+
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 Part = Literal["cause", "effect", "confirm", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A moment in words. `number` is its number in picture and list, `clock` its UTC time of day, `since` the time after the first failure.
+    """A moment in words, or several alike. `number` stands in picture and list, `clock` is the UTC time of day, `since` the time after zero.
 
-    `off` says how far it may be off against the others, "" where by nothing that shows.
+    `off` says how far the first may be off against the others, "" where by nothing that shows; `more` where there are several.
     """
 
     number: int
-    moment: Moment
+    moments: tuple[Moment, ...]
     part: Part
     clock: str
     since: str
@@ -41,6 +48,18 @@ class Row:
     who: str
     text: str
     where: str
+    more: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A moment of a lane, with the number of its row."""
+
+    number: int
+    t_ns: int
+    uncertainty_ns: int
+    part: Part
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +69,7 @@ class Lane:
     name: str
     host: str | None
     blamed: bool
-    rows: tuple[Row, ...]
+    marks: tuple[Mark, ...]
     operations: tuple[Operation, ...]
 
 
@@ -66,7 +85,7 @@ class Stretch:
 class Timeline:
     """`zero_ns` is the first failure, None where no moment has a time. `stretches` are empty where there is nothing to draw.
 
-    `untold` moments and `undrawn` lanes were left out; `timeless` moments have no time and stand in the list only.
+    `untold` moments and `undrawn` lanes were left out. A moment without a time stands in the list only.
     """
 
     zero_ns: int | None
@@ -77,15 +96,17 @@ class Timeline:
     stretches: tuple[Stretch, ...]
     untold: int
     undrawn: int
-    timeless: int
     summary: str
 
 
 def timeline(diagnosis: Diagnosis) -> Timeline:
     """What happened when, the most telling moments of it."""
+    blamed = blamed_ranks(diagnosis)
     parts = [(moment, _part(moment, diagnosis)) for moment in diagnosis.timeline]
     zero_ns, zero = _zero(parts, diagnosis)
-    rows = tuple(_row(number, moment, part, zero_ns) for number, (moment, part) in enumerate(_chosen(parts, diagnosis), 1))
+    groups = _groups(parts, blamed)
+    chosen = _chosen(groups, blamed)
+    rows = tuple(_row(number, moments, part, zero_ns) for number, (moments, part) in enumerate(chosen, 1))
     lanes, undrawn = _lanes(rows, diagnosis)
     return Timeline(
         zero_ns=zero_ns,
@@ -94,11 +115,26 @@ def timeline(diagnosis: Diagnosis) -> Timeline:
         rows=rows,
         lanes=lanes,
         stretches=_stretches(lanes),
-        untold=len(parts) - len(rows),
+        untold=sum(len(moments) for moments, _ in groups) - sum(len(row.moments) for row in rows),
         undrawn=undrawn,
-        timeless=sum(row.moment.t_ns is None for row in rows),
         summary="; ".join(f"{row.since or 'at an unknown time'} {row.who}: {row.text}" for row in rows[:12]),
     )
+
+
+def _groups(parts: Sequence[tuple[Moment, Part]], blamed: frozenset[int]) -> list[tuple[tuple[Moment, ...], Part]]:
+    """Moments in the order of time; those alike but for their numbers are one, at the time of the first. A cause stands alone."""
+    ordered = sorted(parts, key=lambda one: (one[0].t_ns is None, one[0].t_ns or 0))
+    alike: dict[object, list[tuple[Moment, Part]]] = {}
+    for number, (moment, part) in enumerate(ordered):
+        key = (part, moment.rank in blamed, moment.rank is None, moment.t_ns is None, _NUMBERS.sub("0", moment.text[:400]))
+        alike.setdefault(number if part == "cause" else key, []).append((moment, part))
+    groups = []
+    for found in alike.values():
+        if len(found) >= ALIKE:
+            groups.append((tuple(moment for moment, _ in found), found[0][1]))
+        else:
+            groups += [((moment,), part) for moment, part in found]
+    return sorted(groups, key=lambda one: (one[0][0].t_ns is None, one[0][0].t_ns or 0))
 
 
 def _part(moment: Moment, diagnosis: Diagnosis) -> Part:
@@ -125,17 +161,15 @@ def _zero(parts: Sequence[tuple[Moment, Part]], diagnosis: Diagnosis) -> tuple[i
     return min(t_ns for t_ns, _, _ in timed), "the first moment"
 
 
-def _chosen(parts: Sequence[tuple[Moment, Part]], diagnosis: Diagnosis) -> list[tuple[Moment, Part]]:
-    """At most TOLD moments in the order of time, evidence and the blamed before others, the earliest before the late."""
-    blamed = blamed_ranks(diagnosis)
-    ordered = sorted(parts, key=lambda one: (one[0].t_ns is None, one[0].t_ns or 0))
-    if len(ordered) <= TOLD:
-        return ordered
+def _chosen(groups: Sequence[tuple[tuple[Moment, ...], Part]], blamed: frozenset[int]) -> list[tuple[tuple[Moment, ...], Part]]:
+    """At most TOLD in their order: evidence and the blamed before others, the earliest before the late."""
     weight = {"cause": 0, "confirm": 1, "effect": 2, "other": 4}
-    ranked = sorted(
-        range(len(ordered)), key=lambda at: (min(weight[ordered[at][1]], 3 if ordered[at][0].rank in blamed else 4), at)
-    )
-    return [ordered[at] for at in sorted(ranked[:TOLD])]
+
+    def key(at: int) -> tuple[int, int]:
+        moments, part = groups[at]
+        return min(weight[part], 3 if moments[0].rank in blamed else 4), at
+
+    return [groups[at] for at in sorted(sorted(range(len(groups)), key=key)[:TOLD])]
 
 
 def blamed_ranks(diagnosis: Diagnosis) -> frozenset[int]:
@@ -144,55 +178,69 @@ def blamed_ranks(diagnosis: Diagnosis) -> frozenset[int]:
     return frozenset(diagnosis.suspects) | (frozenset((first,)) if isinstance(first, int) else frozenset())
 
 
-def _row(number: int, moment: Moment, part: Part, zero_ns: int | None) -> Row:
+def _row(number: int, moments: tuple[Moment, ...], part: Part, zero_ns: int | None) -> Row:
+    moment, last = moments[0], moments[-1]
     t_ns = moment.t_ns
+    more = ""
+    if len(moments) > 1:
+        more = f"{len(moments):,} alike"
+        if last.t_ns is not None and zero_ns is not None and since(last.t_ns - zero_ns) != since((t_ns or 0) - zero_ns):
+            more += f", the last {since(last.t_ns - zero_ns)}"
+    ranks = [one.rank for one in moments if one.rank is not None]
+    hosts = {one.host for one in moments}
+    host = moment.host if len(hosts) == 1 else None
+    at = f" on {words.clip(host, 60)}" if host else f" on {len(hosts):,} hosts" if len(hosts) > 1 else ""
     return Row(
         number=number,
-        moment=moment,
+        moments=moments,
         part=part,
         clock=clock(t_ns) if t_ns is not None else "",
         since=since(t_ns - zero_ns) if t_ns is not None and zero_ns is not None else "",
         off=duration(moment.uncertainty_ns) if t_ns is not None and moment.uncertainty_ns >= 1_000_000 else "",
-        who=who(moment.rank, moment.host),
+        who=words.clip(f"{words.ranks(ranks)}{at}", 160) if ranks else words.clip(host or "", 60),
         text=words.clip(moment.text, 300),
         where=place(moment.file, moment.line),
+        more=more,
     )
 
 
 def _lanes(rows: Sequence[Row], diagnosis: Diagnosis) -> tuple[tuple[Lane, ...], int]:
+    """A lane for each rank, and for each host or the job as a whole where a moment names no rank; how many more there are."""
     blamed = blamed_ranks(diagnosis)
-    timed = [row for row in rows if row.moment.t_ns is not None]
-    hosts = {row.moment.rank: row.moment.host for row in timed if row.moment.host is not None}
-    hosts |= (
-        {diagnosis.first_failing_rank: diagnosis.host}
-        if diagnosis.host and isinstance(diagnosis.first_failing_rank, int)
-        else {}
-    )
+    told = [(row, moment) for row in rows for moment in row.moments if moment.t_ns is not None]
+    hosts = {moment.rank: moment.host for _, moment in told if moment.rank is not None and moment.host is not None}
+    if diagnosis.host is not None and isinstance(diagnosis.first_failing_rank, int):
+        hosts[diagnosis.first_failing_rank] = diagnosis.host
     operations: dict[int, list[Operation]] = {}
     for one in sorted(diagnosis.operations, key=lambda one: one.begin_ns):
         operations.setdefault(one.rank, []).append(one)
-    keys: dict[tuple[str | None, int | None], list[Row]] = {}
-    for row in timed:
-        rank = row.moment.rank
-        keys.setdefault((hosts.get(rank) if rank is not None else row.moment.host, rank), []).append(row)
+    marks: dict[tuple[str | None, int | None], list[Mark]] = {}
+    for row, moment in told:
+        key = (hosts.get(moment.rank) if moment.rank is not None else moment.host, moment.rank)
+        mark = Mark(
+            number=row.number, t_ns=moment.t_ns or 0, uncertainty_ns=moment.uncertainty_ns, part=row.part, text=row.text
+        )
+        marks.setdefault(key, []).append(mark)
     for rank in operations:
-        keys.setdefault((hosts.get(rank), rank), [])
+        marks.setdefault((hosts.get(rank), rank), [])
     lanes = [
         Lane(
-            name=words.clip("job" if rank is None and host is None else (host if rank is None else f"rank {rank}"), 60),
+            name=words.clip(f"rank {rank}" if rank is not None else host or "job", 60),
             host=words.clip(host, 60) if host else None,
-            blamed=rank in blamed or (rank is None and host is not None and host == diagnosis.host),
-            rows=tuple(found),
+            blamed=rank in blamed,
+            marks=tuple(sorted(found, key=lambda mark: mark.t_ns)),
             operations=tuple(operations.get(rank, [])[-BARS:]) if rank is not None else (),
         )
         for (host, rank), found in sorted(
-            keys.items(), key=lambda item: (item[0][0] or "", item[0][1] is not None, item[0][1] or 0)
+            marks.items(), key=lambda item: (item[0][0] or "", item[0][1] is not None, item[0][1] or 0)
         )
     ]
-    telling = sorted(lanes, key=lambda lane: (not lane.blamed, all(row.part == "other" for row in lane.rows), not lane.rows))[
-        :LANES
-    ]
-    return tuple(lane for lane in lanes if lane in telling), len(lanes) - len(telling)
+    if len(lanes) <= LANES:
+        return tuple(lanes), 0
+    loud = [lane for lane in lanes if lane.blamed or any(mark.part != "other" for mark in lane.marks)]
+    quiet = [lane for lane in lanes if lane not in loud]
+    shown = [*sorted(loud, key=lambda lane: not lane.blamed)[: LANES - QUIET_LANES], *quiet[:QUIET_LANES]]
+    return tuple(lane for lane in lanes if lane in shown), len(lanes) - len(shown)
 
 
 def _stretches(lanes: Sequence[Lane]) -> tuple[Stretch, ...]:
@@ -222,19 +270,9 @@ def _stretches(lanes: Sequence[Lane]) -> tuple[Stretch, ...]:
 def _spans(lanes: Sequence[Lane]) -> list[tuple[int, int]]:
     spans = []
     for lane in lanes:
-        for row in lane.rows:
-            if row.moment.t_ns is not None:
-                spans.append((row.moment.t_ns, row.moment.t_ns))
+        spans += [(mark.t_ns, mark.t_ns) for mark in lane.marks]
         spans += [(one.begin_ns, max(one.begin_ns, one.end_ns or one.begin_ns)) for one in lane.operations]
     return spans
-
-
-def who(rank: int | None, host: str | None) -> str:
-    """`rank 3 on node7`, `rank 3`, `node7`, or "" for the whole job."""
-    at = words.clip(host, 60) if host else ""
-    if rank is None:
-        return at
-    return f"rank {rank} on {at}" if at else f"rank {rank}"
 
 
 def place(file: str | None, line: int | None) -> str:

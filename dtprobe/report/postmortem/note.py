@@ -14,6 +14,7 @@ from dtprobe.report.postmortem.advice import Advice, to_collect
 
 QUOTE = 600
 """Characters shown of a line."""
+BECAUSE, FIX = 600, 1200
 EVIDENCE = 20
 RIVALS = 8
 MISSING = 20
@@ -93,7 +94,7 @@ def of(diagnosis: Diagnosis) -> Note:
         mode=words.clip(diagnosis.failure_mode, 80),
         title=_title(diagnosis.failure_mode),
         answer=_answer(diagnosis, kind),
-        because=sentence(words.clip(diagnosis.because, 1200)),
+        because=sentence(words.clip(diagnosis.because, BECAUSE)),
         confidence=f"{sure(diagnosis.confidence)} ({diagnosis.confidence:.0%})" if kind != UNDETERMINED else "not decided",
         sure=sure(diagnosis.confidence) if kind != UNDETERMINED else "not decided",
         who=_who(diagnosis.first_failing_rank, diagnosis.host) if kind != HEALTHY else "",
@@ -107,11 +108,11 @@ def of(diagnosis: Diagnosis) -> Note:
             )
             for one in diagnosis.evidence[:EVIDENCE]
         ),
-        not_proven=sentence(words.clip(diagnosis.not_proven, 1200)),
+        not_proven=sentence(words.clip(diagnosis.not_proven, BECAUSE)),
         rivals=rivals[:RIVALS],
         missing=tuple(words.clip(text, 300).replace("\n", " ") for text in diagnosis.missing[:MISSING]),
         collect=to_collect(diagnosis.read) if kind == UNDETERMINED else (),
-        fix=sentence(words.clip(diagnosis.fix, 2000)),
+        fix=sentence(words.clip(diagnosis.fix, FIX)),
         scenario=words.clip(diagnosis.scenario or "", 80),
         command=f"dtprobe run {words.clip(diagnosis.scenario, 80)}" if diagnosis.scenario else "",
         read=tuple(read),
@@ -161,7 +162,7 @@ def _answer(diagnosis: Diagnosis, kind: str) -> str:
     if isinstance(first, int):
         return sentence(f"{who[0].upper()}{who[1:]} failed first: {about}")
     if first == "all":
-        return sentence(f"All ranks failed alike: {about}")
+        return sentence(f"No rank failed before the others: {about}")
     if suspects:
         return sentence(f"The job failed by {about}; the first rank is not certain, look at {words.ranks(suspects)}")
     return sentence(
@@ -197,7 +198,9 @@ def _rivals(diagnosis: Diagnosis) -> tuple[Rival, ...]:
         same = one.mode == diagnosis.failure_mode
         if key in found or (same and one.first in (diagnosis.first_failing_rank, None)):
             continue
-        if answer and one.mode in answer.explains:
+        if diagnosis.failure_mode == UNDETERMINED:
+            why_not = f"possible, but not shown ({one.likelihood:.0%})"
+        elif answer and one.mode in answer.explains:
             why_not = f"follows from {diagnosis.failure_mode}"
         elif same:
             why_not = "the same failure on another rank, not the first"

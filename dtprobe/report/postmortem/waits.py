@@ -94,17 +94,19 @@ def _sentences(waits: Sequence[Waiting]) -> list[str]:
     for (rank, operation), awaited in targets.items():
         sources[operation, frozenset(awaited)].append(rank)
         everybody[operation, frozenset((*awaited, rank))].append(rank)
-    told = {}
-    for (operation, members), waiting in everybody.items():
-        if len(waiting) == len(members) > 2:  # each waits for all the others
-            told[operation, members] = f"{words.ranks(waiting)} wait in {operation} for one another"
-    found = []
-    for (operation, awaited), waiting in sources.items():
-        if any(on == operation and {*awaited, *waiting} <= members for on, members in told):
-            continue
-        verb = "wait" if len(waiting) > 1 else "waits"
-        found.append((len(waiting), f"{words.ranks(waiting)} {verb} in {operation} for {words.ranks(awaited)}"))
-    return [*told.values(), *(text for _, text in sorted(found, key=lambda one: -one[0]))]
+    mutual = {
+        (on, rank) for (on, members), waiting in everybody.items() if len(waiting) == len(members) > 2 for rank in waiting
+    }
+    found = [
+        (len(waiting), f"{words.ranks(waiting)} wait in {operation} for one another")
+        for (operation, members), waiting in everybody.items()
+        if len(waiting) == len(members) > 2  # each waits for all the others
+    ]
+    for (operation, others), waiting in sources.items():
+        if (operation, waiting[0]) not in mutual:
+            verb = "wait" if len(waiting) > 1 else "waits"
+            found.append((len(waiting), f"{words.ranks(waiting)} {verb} in {operation} for {words.ranks(others)}"))
+    return [text for _, text in sorted(found, key=lambda one: -one[0])]
 
 
 def _components(nodes: Iterable[int], edges: Mapping[int, Iterable[int]]) -> list[list[int]]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from dtprobe.readers.artifact import Problem
 
 if TYPE_CHECKING:
+    from dtprobe.diagnose.analysts.collectives.recording import Recording
+    from dtprobe.diagnose.diagnosis import Waiting
     from dtprobe.diagnose.who import Who
 
 Role = Literal["cause", "effect", "confirm"]
@@ -94,11 +96,15 @@ class Finding:
     at_ns: int | None = None
     evidence: tuple[Quote, ...] = ()
     not_proven: str = ""
+    waits: tuple[Waiting, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
-    """Everything that was read of one job. Compared by identity, so that facts joined from it are joined once."""
+    """Everything that was read of one job. Compared by identity, so that facts joined from it are joined once.
+
+    `recording` holds the calls of all flight recorder dumps, where there are any.
+    """
 
     artifacts: Sequence[Artifact]
     lines: Sequence[Line]
@@ -106,6 +112,7 @@ class Case:
     who: Who
     problems: Sequence[Problem]
     missing: Sequence[str] = ()
+    recording: Recording | None = None
 
     def of(self, *signatures: str) -> list[Event]:
         """The events of these signatures, in the order in which they were read."""

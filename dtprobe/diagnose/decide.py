@@ -79,6 +79,7 @@ def decide(case: Case, findings: Sequence[Finding]) -> Diagnosis:
         fix=about.fix,
         scenario=about.scenario,
         ruled_out=tuple(_ruled_out(one, best) for one in others),
+        waits=next((one.waits for one in best.findings if one.waits), ()),
         not_proven=next((one.not_proven for one in best.findings if one.not_proven), ""),
     )
 

@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from dtprobe.readers.artifact import Problems, ReaderError, as_int, as_text, load_json, note, rank_of, read_bytes
-from dtprobe.readers.safe_pickle import CutPickle, RefusedPickle, loads
+from dtprobe.readers.artifact import Problems, ReaderError, as_int, as_text, note, rank_of, read_bytes
+from dtprobe.readers.flight_dump import IN_TORCH, RANK_NAMES, content, ranks_of, split_name
 from dtprobe.readers.schema import Schema
 
 SCHEMA = Schema(
@@ -69,9 +69,6 @@ does not say (gloo's `pg_config` is one nameless group without ranks; `members` 
 MAX_TEXT = 4096
 """Longest text made of one entry's shapes or frames: a few shared lists of a hostile dump would otherwise fill the memory."""
 _ENTRY_BYTES = 20
-_NAMES = r"(?:_dump_|fr_[a-z]+_|trace_)([0-9]{1,7})(?:\.\w+)?$"
-_IN_TORCH = re.compile(r"(?:^|(?:site|dist)-packages/)torch/|/torch/(?:distributed|nn|utils|_dynamo|autograd)/|^<")
-_PEERS = re.compile(r"^(\w+) ([0-9]{1,9})(->|<-)([0-9]{1,9})$")
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ def read_dump(path: Path, rank: int | None = None, problems: Problems | None = N
     Raises ReaderError for files that hold no entries and for refused ones.
     """
     data = read_bytes(path)
-    whole = _content(path, data, problems)
+    whole = content(path, data, problems)
     entries = whole.get("entries")
     if not isinstance(entries, list):
         raise ReaderError(f"{path} is not a Flight Recorder dump: it has no list of entries", "dump with torch 2.2 or later")
@@ -105,7 +102,7 @@ def read_dump(path: Path, rank: int | None = None, problems: Problems | None = N
     rows = [entry for entry in entries[:most] if isinstance(entry, dict) and entry]
     if len(rows) < min(len(entries), most):
         note(problems, path, "noise", f"{len(entries) - len(rows)} of {len(entries)} entries are not records")
-    common = {"rank": rank if rank is not None else rank_of(path, _NAMES), "source": str(path)}
+    common = {"rank": rank if rank is not None else rank_of(path, RANK_NAMES), "source": str(path)}
     named = _named(rows)
     made = SCHEMA.frame({**common, **named, **_columns(rows), "version": as_text(whole.get("version"))})
     groups = GROUPS.frame({**common, **_groups(whole, rows, named)})
@@ -119,56 +116,6 @@ def members(collectives: pd.DataFrame) -> dict[str, tuple[int, ...]]:
     """
     known = collectives[["group", "rank"]].dropna().drop_duplicates()
     return {str(group): tuple(sorted(map(int, rows["rank"]))) for group, rows in known.groupby("group")}
-
-
-def _content(path: Path, data: bytes, problems: Problems | None) -> dict[str, Any]:
-    if not data:
-        raise ReaderError(f"{path} is empty", "the rank died before or while it wrote the dump")
-    try:
-        whole = loads(data) if data[0] == 0x80 else load_json(data)
-    except CutPickle as error:
-        whole = _without_last(error.value)
-        note(problems, path, "cut", f"the pickle is cut: {len(whole.get('entries', ()))} complete entries read")
-    except RefusedPickle as error:
-        raise ReaderError(f"{path} refused: {error}", "it was not loaded; ask who wrote it") from error
-    except ValueError as error:
-        whole = _entries_of_cut_json(data.decode("utf-8", "replace")) if data[0] != 0x80 else {}
-        if not whole:
-            raise ReaderError(f"{path} is not a Flight Recorder dump: {error}", "give a pickle or JSON of torch's") from error
-        note(problems, path, "cut", f"the JSON is cut: {len(whole['entries'])} complete entries read")
-    if isinstance(whole, list):  # torch 2.2 wrote the entries alone
-        return {"entries": whole}
-    if not isinstance(whole, dict):
-        raise ReaderError(f"{path} is not a Flight Recorder dump: it holds {type(whole).__name__}", "give a dump of torch's")
-    return whole
-
-
-def _without_last(value: Any) -> dict[str, Any]:
-    """A cut dump without the entry that the cut went through, and the loose parts of it."""
-    whole = value if isinstance(value, dict) else {}
-    entries = whole.get("entries")
-    entries = entries if isinstance(entries, list) else []
-    # what is complete, only another entry can tell: a lone one is left out
-    keys = set(entries[0]) - {"frames", "duration_ms"} if len(entries) > 1 and isinstance(entries[0], dict) else set()
-    while entries and not (isinstance(entries[-1], dict) and keys and keys <= set(entries[-1])):
-        entries = entries[:-1]
-    return {**whole, "entries": entries}
-
-
-def _entries_of_cut_json(text: str) -> dict[str, Any]:
-    start = re.search(r'"entries"\s*:\s*\[', text)
-    if start is None:
-        return {}
-    decoder, at, entries = json.JSONDecoder(), start.end(), []
-    gap = re.compile(r"[\s,]*")
-    try:
-        while (at := gap.match(text, at).end()) < len(text):  # type: ignore[union-attr]
-            entry, at = decoder.raw_decode(text, at)
-            entries.append(entry)
-    except (ValueError, RecursionError):
-        pass  # the entry that the cut went through
-    version = re.search(r'"version"\s*:\s*"([^"]{1,20})"', text)
-    return {"entries": entries, "version": version[1] if version else None}
 
 
 def _named(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
@@ -185,7 +132,7 @@ def _named(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     given = [as_text(row.get("profiling_name")) for row in rows]
-    split = {name: _split_name(name) for name in set(given)}
+    split = {name: split_name(name) for name in set(given)}
     names = [split[name] for name in given]
     stacks = _Stacks()
     told = [stacks.told(row.get("frames")) for row in rows]
@@ -235,20 +182,6 @@ def _times(rows: Sequence[Mapping[str, Any]], key: str, in_us: str = "") -> pa.A
 
 def _texts(values: Iterable[Any]) -> list[str | None]:
     return [value if type(value) is str else None for value in values]
-
-
-def _split_name(name: Any) -> tuple[str | None, str | None, int | None, int | None]:
-    """Backend, operation, source and destination of "nccl:send 0->1", "nccl:recv 1<-0", "gloo:all_reduce"."""
-    if not isinstance(name, str):
-        return None, None, None, None
-    backend, colon, op = name.partition(":")
-    if not colon:
-        backend, op = "", name
-    peers = _PEERS.match(op)
-    if peers is None:
-        return backend or None, op, None, None
-    left, right = int(peers[2]), int(peers[4])
-    return backend or None, peers[1], *((left, right) if peers[3] == "->" else (right, left))
 
 
 class _Shapes:
@@ -305,7 +238,7 @@ class _Stacks:
         get = frame.get if isinstance(frame, dict) else {}.get
         name, file, line = str(as_text(get("name")) or "?"), str(as_text(get("filename")) or "?"), as_int(get("line"))
         where = f"{file}:{line}" if line is not None else file
-        made = f"{name} ({where})"[:MAX_TEXT], f"{where} {name}"[:MAX_TEXT], not _IN_TORCH.search(file)
+        made = f"{name} ({where})"[:MAX_TEXT], f"{where} {name}"[:MAX_TEXT], not IN_TORCH.search(file)
         self._frames[id(frame)] = made
         return made
 
@@ -318,9 +251,13 @@ def _groups(
     config = whole.get("pg_config")
     for key, value in list(config.items())[:MAX_TEXT] if isinstance(config, dict) else []:
         described = value if isinstance(value, dict) else {}
-        ranks = _ranks(described.get("ranks"))
+        ranks = ranks_of(described.get("ranks"))
         if isinstance(key, str) and (key or ranks):  # gloo lists one group without name and ranks, whatever there is
-            found[key] = {"group_desc": as_text(described.get("desc")), "ranks": ranks, "listed": True}
+            found[key] = {
+                "group_desc": as_text(described.get("desc")),
+                "ranks": json.dumps(ranks) if ranks else None,
+                "listed": True,
+            }
     numbers: dict[int, str] = {}
     for row, group, described_as in zip(rows, named["group"], named["group_desc"], strict=True):
         if group is None:
@@ -350,11 +287,3 @@ def _known(value: Any) -> int | None:
     """A count; torch writes -1 for what it does not know."""
     number = as_int(value)
     return number if number is not None and number >= 0 else None
-
-
-def _ranks(value: Any) -> str | None:
-    """The ranks of a group as a JSON list: torch writes them as text such as "[0, 1]"; none is not known."""
-    numbers = (
-        re.findall(r"[0-9]{1,7}", value[: 1 << 20]) if isinstance(value, str) else value if isinstance(value, list) else []
-    )
-    return json.dumps([int(one) for one in numbers]) if numbers and all(isinstance(one, int | str) for one in numbers) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dtprobe.diagnose.analysts import (
+    collectives,
     direct,
     exits,
     groups,
@@ -31,5 +32,6 @@ ANALYSTS: tuple[Analyst, ...] = (
     ras.analyse,
     stacks.analyse,
     healthy.analyse,
+    collectives.analyse,
 )
 """All of them; their order does not matter."""

@@ -1,0 +1,310 @@
+"""Whom the graph of waits blames: a cycle, the ranks at the end of the chains, those that nobody knows of, or all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dtprobe.diagnose.analysts.collectives.kinds import to_come
+from dtprobe.diagnose.analysts.collectives.recording import Call, Recording, spans
+from dtprobe.diagnose.analysts.collectives.waits import Graph, Meet, Reason
+from dtprobe.diagnose.case import First
+from dtprobe.readers.flight_calls import Lane
+
+PAST = 4096
+ALIKE = "An absent rank, a stopped one and one whose interpreter lock is held look alike in a flight recorder."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blamed:
+    """A mode with the calls that show it: `causes` with a word before each, `effects` where others wait."""
+
+    mode: str
+    first: First
+    suspects: tuple[int, ...]
+    likelihood: float
+    because: str
+    causes: tuple[tuple[Call, str], ...] = ()
+    effects: tuple[Call, ...] = ()
+    not_proven: str = ""
+
+
+def blamed(graph: Graph) -> Iterator[Blamed]:
+    """The first of these that there is: cycles, idle ranks that others wait for, ranks that left nothing, a call that all are in."""
+    cycles = graph.cycles()
+    if cycles:
+        yield _cycle(graph, min(cycles, key=lambda ranks: _since(graph, ranks)))
+        return
+    if idle := graph.idle():
+        yield _idle(graph, idle)
+        return
+    blind = graph.blind()
+    if blind:
+        yield from _gone(graph, blind)
+        return
+    entered = graph.entered()
+    if entered:
+        yield _symmetric(graph, entered[0])
+
+
+def _since(graph: Graph, ranks: Sequence[int]) -> int:
+    return min(graph.recording.created(graph.open[rank][0]) for rank in ranks)
+
+
+def _idle(graph: Graph, idle: dict[int, list[tuple[Meet, Reason]]]) -> Blamed:
+    recording = graph.recording
+    # who is furthest behind stopped first
+    ranks = sorted(
+        idle, key=lambda rank: (min(_made(graph, meet) for meet, _ in idle[rank]), recording.ranks[rank].last_ns, rank)
+    )
+    first = ranks[0]
+    meet, _ = min(idle[first], key=lambda one: _made(graph, one[0]))
+    effects = _waiters(graph, meet)
+    p2p = all(one.lane is not None for rank in ranks for one, _ in idle[rank])
+    who = f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}"
+    return Blamed(
+        mode="rank-stopped" if p2p else "collective-skipped",
+        first=first,
+        suspects=(first, *sorted(ranks[1:])),
+        likelihood=0.65,
+        because=f"{who} never entered {_named(recording, effects[0])}, in which others wait, and waits in no call itself",
+        causes=tuple((call, "last call: ") for rank in ranks[:3] for call in _last_calls(recording, rank)),
+        effects=effects,
+        not_proven=ALIKE,
+    )
+
+
+def _gone(graph: Graph, blind: Sequence[Meet]) -> Iterator[Blamed]:
+    recording = graph.recording
+    first = min(blind, key=lambda meet: _made(graph, meet))
+    unknown = {rank for meet in blind for rank in graph.held[meet].unknown}
+    lost = sorted(unknown & set(recording.absent))
+    if not lost:
+        return
+    few = len(lost) * 4 <= max(4, recording.world_size)
+    effects = _waiters(graph, first)
+    yield Blamed(
+        mode="rank-lost",
+        first=lost[0],
+        suspects=tuple(lost),
+        likelihood=(0.7 if few else 0.55) if len(lost) * 2 <= recording.world_size else 0.3,
+        because=f"all ranks that left a dump have entered {_named(recording, effects[0])}; rank{'s' * (len(lost) > 1)} "
+        f"{spans(lost)} left none",
+        effects=effects,
+        not_proven="How it ended: its dump is missing. A dump that was only not collected looks the same.",
+    )
+
+
+def _symmetric(graph: Graph, meet: Meet) -> Blamed:
+    recording = graph.recording
+    members = meet.group.members
+    everyone = len(members) >= recording.world_size
+    effects = _waiters(graph, meet)
+    return Blamed(
+        mode="symmetric-hang",
+        first="all" if everyone else None,
+        suspects=() if everyone else members,
+        likelihood=0.7,
+        because=f"all {len(members)} members have entered {_named(recording, effects[0])} and none has left it",
+        effects=effects,
+        not_proven="What holds it: the network, a device or the library; no rank differs from the others.",
+    )
+
+
+def _cycle(graph: Graph, ranks: Sequence[int]) -> Blamed:
+    members = set(ranks)
+    meets = [
+        meet for meet, held in graph.held.items() if not members.isdisjoint(held.calls) and not members.isdisjoint(held.awaits)
+    ]
+    pairs = [meet for meet in meets if meet.lane is not None]
+    if pairs:
+        return _pairs(graph, ranks, meets, pairs)
+    return _crossed(graph, ranks, meets)
+
+
+def _pairs(graph: Graph, ranks: Sequence[int], meets: Sequence[Meet], pairs: Sequence[Meet]) -> Blamed:
+    """Point-to-point calls in the cycle: one side is missing, or all wait for each other with the same half first."""
+    recording = graph.recording
+    calls = [graph.held[meet].calls[meet.rank] for meet in pairs]
+    ops = {recording.kind(call).op for call in calls}
+    effects = tuple(calls[:3])
+    wrong = [meet for meet in pairs if "differs" in graph.held[meet].awaits.values()]
+    if wrong:
+        return _sizes(graph, wrong[0])
+    unpaired = {rank: meet for meet in pairs for rank, why in graph.held[meet].awaits.items() if why == "absent"}
+    if len(pairs) == len(meets) and (not unpaired or set(unpaired) >= set(ranks)):
+        both = "send" if ops == {"send"} else "receive"
+        return Blamed(
+            mode="send-send-deadlock" if ops == {"send"} else "p2p-unpaired",
+            first=None,
+            suspects=tuple(ranks),
+            likelihood=0.85,
+            because=f"ranks {spans(ranks)} {both} first, each from the other's side: nobody does the other half",
+            causes=tuple((call, "waits in ") for call in calls[:4]),
+        )
+    askers = [meet.rank for meet in unpaired.values()]
+    leavers = [rank for rank in askers if _left_out(graph, rank, meets)]
+    if leavers and not any(_left_out(graph, rank, pairs) for rank in unpaired):
+        return _skipper(graph, leavers, meets)
+    suspects = sorted(unpaired) or list(ranks)
+    meet = unpaired[suspects[0]] if unpaired else pairs[0]
+    return Blamed(
+        mode="p2p-unpaired",
+        first=suspects[0] if len(suspects) == 1 else None,
+        suspects=tuple(suspects),
+        likelihood=0.85,
+        because=f"rank {meet.rank} waits in {_named(recording, graph.held[meet].calls[meet.rank])}; "
+        f"rank {spans(suspects)} never made its half and waits elsewhere",
+        causes=tuple((call, "waits in ") for call in effects),
+        effects=tuple(call for rank in suspects[:2] for call in graph.open[rank][:1]),
+        not_proven="Whether the half that is missing was left out, or the other one was one too many.",
+    )
+
+
+def _sizes(graph: Graph, meet: Meet) -> Blamed:
+    recording = graph.recording
+    mine = graph.held[meet].calls[meet.rank]
+    theirs = graph.counterpart(meet)
+    both = [mine] if theirs is None else [mine, theirs]
+    odd = [call.rank for call in both if _unusual(recording, call)]
+    return Blamed(
+        mode="collective-shape-mismatch",
+        first=odd[0] if len(odd) == 1 else None,
+        suspects=tuple(odd) if len(odd) == 1 else tuple(sorted(call.rank for call in both)),
+        likelihood=0.85,
+        because=f"the two sides of {_named(recording, mine)} differ in size",
+        causes=tuple((call, "waits in ") for call in both),
+    )
+
+
+def _unusual(recording: Recording, call: Call) -> bool:
+    column = recording.column(call)
+    return bool(call.place) and column.kind[call.place] not in column.kind[: call.place]
+
+
+def _crossed(graph: Graph, ranks: Sequence[int], meets: Sequence[Meet]) -> Blamed:
+    """Only collectives: two groups entered in opposite orders, or one call left out by who went on to another group's."""
+    causes = tuple((call, "waits in ") for meet in meets for call in list(graph.held[meet].calls.values())[:2])
+    flipped = _flipped(graph, meets)
+    if flipped is None:
+        flipped = _smaller_side(graph, ranks, meets)
+        leavers = [rank for rank in flipped if _left_out(graph, rank, meets)]
+        if leavers:
+            return _skipper(graph, leavers, meets)
+    suspects = flipped or list(ranks)
+    one = flipped[0] if len(flipped) == 1 else None
+    return Blamed(
+        mode="cross-communicator-deadlock",
+        first=one if one is not None else flipped[0] if flipped and len(flipped) < len(ranks) else None,
+        suspects=tuple(suspects),
+        likelihood=0.9,
+        because=f"ranks {spans(ranks)} wait for each other in calls of {len({meet.group for meet in meets})} groups"
+        + (
+            f"; rank {spans(flipped)} entered them in the opposite order" if flipped else ": each entered them in another order"
+        ),
+        causes=causes[:6],
+    )
+
+
+def _flipped(graph: Graph, meets: Sequence[Meet]) -> list[int] | None:
+    """Ranks that made two of these calls in the order that fewer have; none where as many have either; None where no two ranks
+    that made both differ."""
+    found: list[int] = []
+    decided = False
+    for at, one in enumerate(meets):
+        for other in meets[at + 1 :]:
+            before, after = _orders(graph, one, other)
+            if before and after:
+                decided = True
+                if len(before) != len(after):
+                    found += before if len(before) < len(after) else after
+    return sorted(set(found)) if decided else None
+
+
+def _orders(graph: Graph, one: Meet, other: Meet) -> tuple[list[int], list[int]]:
+    before: list[int] = []
+    after: list[int] = []
+    for rank, calls in graph.recording.ranks.items():
+        mine, yours = (calls.columns.get(Lane(meet.group.name)) for meet in (one, other))
+        if mine is None or yours is None:
+            continue
+        place, place_of_other = mine.at(one.seq), yours.at(other.seq)
+        if place is not None and place_of_other is not None:
+            (before if mine.order[place] < yours.order[place_of_other] else after).append(rank)
+    return before, after
+
+
+def _smaller_side(graph: Graph, ranks: Sequence[int], meets: Sequence[Meet]) -> list[int]:
+    """Where two calls hold each other up: the ranks in that which fewer are in; none where it cannot be told."""
+    if len(meets) != 2:
+        return []
+    sides = sorted((sorted(set(graph.held[meet].calls)) for meet in meets), key=len)
+    if len(sides[0]) < len(sides[1]):
+        return [rank for rank in sides[0] if rank in ranks]
+    breaking = [side for side in sides if any(_left_out(graph, rank, meets) for rank in side)]
+    return breaking[0] if len(breaking) == 1 else []
+
+
+def _skipper(graph: Graph, ranks: Sequence[int], meets: Sequence[Meet]) -> Blamed:
+    recording = graph.recording
+    missed = [meet for meet in meets if any(graph.held[meet].awaits.get(rank) == "absent" for rank in ranks)]
+    effects = _waiters(graph, missed[0])
+    return Blamed(
+        mode="collective-skipped",
+        first=min(ranks),
+        suspects=tuple(sorted(ranks)),
+        likelihood=0.85,
+        because=f"rank {spans(ranks)} never entered {_named(recording, effects[0])}, which came next the times before, "
+        "and went on to what follows",
+        causes=tuple((graph.open[rank][0], "went on to ") for rank in ranks[:3]),
+        effects=effects,
+    )
+
+
+def _left_out(graph: Graph, rank: int, meets: Sequence[Meet]) -> bool:
+    """Whether the rank waits where, the times before, one of these calls came, which it did not make."""
+    if not graph.open.get(rank):
+        return False
+    recording = graph.recording
+    calls = recording.ranks[rank]
+    here = graph.open[rank][0]
+    order = recording.column(here).order[here.place]
+    lanes = {lane: number for number, lane in enumerate(calls.columns)}
+    merged = sorted(
+        (column.order[place], (lanes[lane] << 32) | column.kind[place])
+        for lane, column in calls.columns.items()
+        for place in range(max(0, len(column) - PAST), len(column))
+        if column.order[place] < order
+    )
+    ahead = to_come([token for _, token in merged])
+    if not ahead:
+        return False
+    for meet in meets:
+        if graph.held[meet].awaits.get(rank) != "absent":
+            continue
+        lane = meet.lane or Lane(meet.group.name)
+        if lane in lanes and ahead[0] >> 32 == lanes[lane]:
+            return True
+    return False
+
+
+def _made(graph: Graph, meet: Meet) -> int:
+    return min(graph.recording.created(call) for call in graph.held[meet].calls.values())
+
+
+def _waiters(graph: Graph, meet: Meet) -> tuple[Call, ...]:
+    return tuple(list(graph.held[meet].calls.values())[:3])
+
+
+def _last_calls(recording: Recording, rank: int) -> list[Call]:
+    """The rank's newest call, if its dump holds any."""
+    ends = [
+        (column.order[-1], Call(rank, lane, len(column) - 1))
+        for lane, column in recording.ranks[rank].columns.items()
+        if len(column)
+    ]
+    return [max(ends)[1]] if ends else []
+
+
+def _named(recording: Recording, call: Call) -> str:
+    return recording.words(call, state=False).partition(";")[0]

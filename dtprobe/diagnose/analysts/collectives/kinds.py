@@ -1,0 +1,76 @@
+"""Whether two calls can meet, and which call is to come after others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from dtprobe.readers.flight_calls import Kind
+
+Difference = Literal["op", "dtype", "size"]
+
+SAME_SIZES = frozenset(
+    (
+        *(
+            "all_reduce",
+            "allreduce",
+            "allreduce_coalesced",
+            "all_reduce_barrier",
+            "broadcast",
+            "reduce",
+            "all_gather",
+            "allgather",
+        ),
+        *("_all_gather_base", "_allgather_base", "all_gather_into_tensor", "_allgather_into_tensor_coalesced"),
+        *("_reduce_scatter_base", "reduce_scatter", "reduce_scatter_tensor", "_reduce_scatter_tensor_coalesced"),
+        *("_all_gather_base_coalesced", "_reduce_scatter_base_coalesced"),
+    )
+)
+"""Operations to which all members bring as many elements. Others, and those that nobody knows, may be uneven by right."""
+CONTEXT = 8
+"""So many earlier calls, at most, tell which call was to come."""
+
+
+def base(op: str) -> str:
+    """The operation without its wrapping in a batch."""
+    return op.removeprefix("coalesced ").partition("+")[0]
+
+
+def difference(one: Kind, other: Kind) -> Difference | None:
+    """What keeps two calls of one place from being the same collective; None where nothing that both dumps tell does."""
+    if one.op != other.op:
+        return "op"
+    if one.dtypes and other.dtypes and set(one.dtypes) != set(other.dtypes):
+        return "dtype"
+    if base(one.op) in SAME_SIZES and one.ins is not None and other.ins is not None and sum(one.ins) != sum(other.ins):
+        return "size"
+    return None
+
+
+class Meeting:
+    """`difference` between numbered kinds, each pair told once."""
+
+    def __init__(self, kinds: Sequence[Kind]) -> None:
+        self._kinds = kinds
+        self._told: dict[tuple[int, int], Difference | None] = {}
+
+    def difference(self, one: int, other: int) -> Difference | None:
+        if one == other:
+            return None
+        key = one, other
+        if key not in self._told:
+            self._told[key] = difference(self._kinds[one], self._kinds[other])
+        return self._told[key]
+
+    def same(self, one: int, other: int) -> bool:
+        return one == other or self.difference(one, other) is None
+
+
+def to_come(past: Sequence[int], most: int = 1) -> list[int]:
+    """What followed the last time that the calls before were the same ones: at most `most` calls, none where they never were."""
+    for length in range(min(CONTEXT, len(past)), 0, -1):
+        context = past[len(past) - length :]
+        for place in range(len(past) - length - 1, -1, -1):
+            if past[place : place + length] == context:
+                return list(past[place + length : place + length + most])
+    return []

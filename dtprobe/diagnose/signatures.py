@@ -16,7 +16,7 @@ from dtprobe.diagnose.case import Event, Line
 
 LONGEST = 8192
 """A line is looked at up to this many characters: what software prints about a failure stands at its start."""
-SCOPES = ("rank", "first", "alike", "all", "host")
+SCOPES = ("rank", "first", "alike", "all", "host", "store", "peer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,8 @@ class Signature:
 
     `scope` says whom such lines are about: `rank` (the rank named, else the one that printed it; all ranks where every one of them
     shows it), `first` (only ever the first that showed it), `alike` (all ranks as soon as two show it, or where none can be named),
-    `all` (always the whole job), `host` (the ranks of the host named, first of them foremost).
+    `all` (always the whole job), `host` (the ranks of the host named, first of them foremost), `store` (rank 0, which serves the
+    store), `peer` (the one rank that did not show it).
 
     `fields` of the patterns with fixed meanings name whom the line is about: `rank`, `local` (a local rank), `host`, `pid`, `gpu`
     (a PCI bus id).

@@ -342,19 +342,33 @@ def injectors(
 @app.command()
 def show(
     run_id: Annotated[
-        str, typer.Argument(metavar="[RUN|latest]", help="A run folder, an id or its beginning, or `latest`.")
+        str,
+        typer.Argument(
+            metavar="[RUN|latest]", help="The folder of a run or a postmortem, an id or its beginning, or `latest`."
+        ),
     ] = "latest",
     out: Out = Path("runs"),
     as_json: Json = False,
     report: Annotated[bool, typer.Option("--report", help="Write report.html and report.md of the run again.")] = False,
     runs: Annotated[int | None, typer.Option("--runs", metavar="N", min=1, help="List the newest N runs instead.")] = None,
 ) -> None:
-    """A finished run once more: the three arms, the verdict, why, and where its report lies.
+    """A finished run once more: the three arms, the verdict, why, and where its report lies; or a postmortem's answer.
 
     Example: `dtprobe show latest --json`
     """
     from rich.console import Console
 
+    from dtprobe.report.postmortem import folder as postmortems
+
+    if (looked_at := postmortems.find(run_id, out)) is not None:
+        diagnosis = postmortems.read(looked_at)
+        if as_json:
+            print(json.dumps(diagnosis.json, indent=2))
+        else:
+            from dtprobe.report import postmortem as pages
+
+            pages.render(diagnosis, Console(), looked_at)
+        return
     from dtprobe.report import terminal, write
     from dtprobe.store import Store
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtprobe.diagnose.case import Finding, First, Quote
+from dtprobe.errors import DtprobeError
 
 SCHEMA = "dtprobe.diagnosis/1"
 UNDETERMINED = "undetermined"
@@ -111,6 +112,7 @@ def _ruled_out(finding: Finding) -> dict[str, Any]:
     return {
         "failure_mode": finding.mode,
         "first_failing_rank": finding.first,
+        "host": finding.host,
         "likelihood": round(finding.likelihood, 2),
         "because": finding.because,
     }
@@ -126,6 +128,45 @@ def _moment(moment: Moment) -> dict[str, Any]:
         "line": moment.line,
         "uncertainty_ns": moment.uncertainty_ns,
     }
+
+
+def parsed(data: Mapping[str, Any]) -> Diagnosis:
+    """The diagnosis of this JSON form. Raises DtprobeError where it is of another schema or incomplete."""
+    if data.get("schema") != SCHEMA:
+        raise DtprobeError(f"a diagnosis of schema {data.get('schema')!r}, this version reads {SCHEMA!r}")
+    try:
+        return Diagnosis(
+            failure_mode=data["failure_mode"],
+            group=data["class"],
+            locus=data["locus"],
+            first_failing_rank=data["first_failing_rank"],
+            host=data["host"],
+            suspects=tuple(data["suspects"]),
+            confidence=data["confidence"],
+            because=data["because"],
+            evidence=tuple(Quote(**one) for one in data["evidence"]),
+            missing=tuple(data["missing"]),
+            fix=data["fix"],
+            scenario=data["scenario"],
+            timeline=tuple(Moment(**one) for one in data["timeline"]),
+            waits=tuple(Waiting(**one) for one in data["waits"]),
+            ruled_out=tuple(_lost(one) for one in data["ruled_out"]),
+            read=data["read"],
+            not_proven=data["not_proven"],
+        )
+    except (KeyError, TypeError) as error:
+        raise DtprobeError(f"the diagnosis is incomplete: {error}", "make it again with dtprobe postmortem") from error
+
+
+def _lost(data: Mapping[str, Any]) -> Finding:
+    return Finding(
+        mode=data["failure_mode"],
+        analyst="",
+        likelihood=data["likelihood"],
+        because=data["because"],
+        first=data["first_failing_rank"],
+        host=data["host"],
+    )
 
 
 def ranks_of(findings: Sequence[Finding]) -> tuple[int, ...]:

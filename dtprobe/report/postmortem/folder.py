@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from dtprobe.diagnose.diagnosis import Diagnosis
+from dtprobe.diagnose.diagnosis import Diagnosis, parsed
 from dtprobe.report.postmortem import note, page, trace
-from dtprobe.store.files import plain, sync_folder, writing
-from dtprobe.store.runs import HALF_MADE, POSTMORTEMS, run_id, sweep
+from dtprobe.store.files import plain, read_json, sync_folder, writing
+from dtprobe.store.runs import HALF_MADE, POSTMORTEMS, RUN_ID, run_id, sweep
 
 
 def write(diagnosis: Diagnosis, out: Path, *, subject: Sequence[str] = (), now_ns: int, token: str | None = None) -> Path:
@@ -42,3 +43,19 @@ def write(diagnosis: Diagnosis, out: Path, *, subject: Sequence[str] = (), now_n
             shutil.rmtree(half_made, ignore_errors=True)
             raise
     return path
+
+
+def find(reference: str, out: Path) -> Path | None:
+    """The folder of a postmortem that `reference` means: a path, or an id below `out` or the beginning of one; None for none."""
+    if (Path(reference) / "diagnosis.json").is_file():
+        return Path(reference)
+    if not re.fullmatch(r"[0-9TZa-f-]{4,}", reference):
+        return None
+    ids = [path for path in (out / POSTMORTEMS).glob("*/") if RUN_ID.fullmatch(path.name)]
+    found = [path for path in ids if path.name.startswith(reference) or path.name.partition("-")[2].startswith(reference)]
+    return found[0] if len(found) == 1 else None
+
+
+def read(path: Path) -> Diagnosis:
+    """The diagnosis in a postmortem's folder. Raises DtprobeError where it is damaged."""
+    return parsed(read_json(path / "diagnosis.json"))

@@ -41,13 +41,13 @@ class Exhibit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """Another explanation that was looked at, and why it is not the answer."""
+    """Another explanation that was looked at. `because` is what spoke for it, and why it is not the answer."""
 
     mode: str
     title: str
     who: str
     because: str
-    why_not: str
+    likelihood: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,27 +192,17 @@ def _facts(diagnosis: Diagnosis, kind: str) -> tuple[tuple[str, str], ...]:
 def _rivals(diagnosis: Diagnosis) -> tuple[Rival, ...]:
     """The findings that lost, each mode and rank once; those that agree with the answer are none."""
     found: dict[tuple[str, First], Rival] = {}
-    answer = modes().get(diagnosis.failure_mode)
     for one in diagnosis.ruled_out:
         key = (one.mode, one.first)
-        same = one.mode == diagnosis.failure_mode
-        if key in found or (same and one.first in (diagnosis.first_failing_rank, None)):
-            continue
-        if diagnosis.failure_mode == UNDETERMINED:
-            why_not = f"possible, but not shown ({one.likelihood:.0%})"
-        elif answer and one.mode in answer.explains:
-            why_not = f"follows from {diagnosis.failure_mode}"
-        elif same:
-            why_not = "the same failure on another rank, not the first"
-        else:
-            why_not = f"less likely to be the first failure ({one.likelihood:.0%})"
-        found[key] = Rival(
-            mode=words.clip(one.mode, 80),
-            title=_title(one.mode),
-            who=_who(one.first, one.host) if one.first is not None or one.host else "",
-            because=sentence(words.clip(one.because, 400)),
-            why_not=why_not,
-        )
+        agrees = one.mode == diagnosis.failure_mode and one.first in (diagnosis.first_failing_rank, None)
+        if key not in found and not agrees:
+            found[key] = Rival(
+                mode=words.clip(one.mode, 80),
+                title=_title(one.mode),
+                who=_who(one.first, one.host) if one.first is not None or one.host else "",
+                because=sentence(words.clip(one.because, 400)),
+                likelihood=f"{one.likelihood:.0%} by itself",
+            )
     return tuple(found.values())
 
 

@@ -36,19 +36,19 @@ def render(note: Note, console: Console, folder: Path | None = None) -> None:
     for one in note.evidence[:LINES]:
         place = Text(f"  {one.where}", style=_ROLES.get(one.role, "")).append(f"  ({one.meaning})", style="dim")
         console.print(place, soft_wrap=True)
-        console.print(Padding(safe(words.clip(one.text, QUOTE)), (0, 0, 0, 4)))
+        console.print(Padding(safe(words.clip(one.text, QUOTE)), (0, 0, 0, 4), expand=False))
     _more(console, len(note.evidence) - LINES + note.left_out["evidence"], folder)
     told(console, "not proven", note.not_proven, width=WIDTH)
     for number, rival in enumerate(note.rivals[:LINES]):
-        text = f"{rival.mode}{f' ({rival.who})' if rival.who else ''}: {rival.why_not}"
-        told(console, "" if number else "ruled out", text, width=WIDTH)
+        text = f"{rival.mode}{f' ({rival.who})' if rival.who else ''}: {words.clip(rival.because, QUOTE)}"
+        told(console, "" if number else "candidates" if note.kind == "undetermined" else "ruled out", text, width=WIDTH)
     for number, text in enumerate(note.missing[:LINES]):
         told(console, "" if number else "missing", text, width=WIDTH, style="yellow")
     _more(console, len(note.missing) - LINES + note.left_out["missing"], folder)
     if note.collect:
         console.print(Text("collect next time", style="bold"))
         for item in note.collect:
-            console.print(Padding(safe(f"{item.what}: {item.tells}"), (0, 0, 0, 2)))
+            console.print(Padding(safe(f"{item.what}: {item.tells}"), (0, 0, 0, 2), expand=False))
             console.print(Text(f"    {item.how}", style="cyan"), soft_wrap=True)
         console.print(Text("  dtprobe watch -- CMD takes most of this by itself while a job hangs"), soft_wrap=True)
     told(console, "fix", note.fix, width=WIDTH)

@@ -54,9 +54,9 @@ def lost_gpu() -> Diagnosis:
             if (rank, seq) != (3, 4)
         ),
         ruled_out=(
-            Finding(mode="nccl-cuda-error", analyst="direct", likelihood=0.8, because="node-b/rank3.log:120 says so", first=3, host="node-b"),
-            Finding(mode="collective-skipped", analyst="collectives", likelihood=0.4, because="rank 3 never enters all_reduce 812", first=3),
-            Finding(mode="packet-loss", analyst="direct", likelihood=0.1, because="a retransmission is told of on node-a", host="node-a"),
+            Finding(mode="nccl-cuda-error", analyst="direct", likelihood=0.8, because="rank 3 met a CUDA error inside NCCL: it follows from gpu-fell-off-bus.", first=3, host="node-b"),
+            Finding(mode="collective-skipped", analyst="collectives", likelihood=0.4, because="rank 3 never enters all_reduce 812: it follows from gpu-fell-off-bus.", first=3),
+            Finding(mode="packet-loss", analyst="direct", likelihood=0.1, because="a retransmission is told of on node-a: less likely (0.10) than gpu-fell-off-bus.", host="node-a"),
         ),
         read={"text": 7, "flight-recorder": 3, "empty": 1},
         not_proven="That the card is broken: a loose riser or a power supply does the same.",

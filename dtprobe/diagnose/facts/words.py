@@ -16,8 +16,8 @@ from dtprobe.diagnose.facts.timeouts import waits
 
 LAST = 60
 """So many of the last own lines of a rank are compared with those of its peers."""
-SPOKEN = frozenset({"text", "jsonl"})
-"""Kinds of artifacts in which a program speaks; stacks and answers of tools are words about it."""
+SPOKEN = frozenset({"text"})
+"""Kinds of artifacts in which a program speaks; stacks, samples and answers of tools are words about it."""
 STEM = 3
 NEAR = 8
 """So many of them tell what it was doing in the end."""

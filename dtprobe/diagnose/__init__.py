@@ -5,11 +5,13 @@ It needs neither torch nor a GPU, and imports nothing that starts or injects any
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from dtprobe.diagnose import intake
 from dtprobe.diagnose.analysts import ANALYSTS
+from dtprobe.diagnose.analysts.collectives.recording import gather
 from dtprobe.diagnose.case import Case
 from dtprobe.diagnose.decide import decide
 from dtprobe.diagnose.diagnosis import Diagnosis
@@ -21,9 +23,23 @@ from dtprobe.diagnose.who import identify, seated
 Tell = Callable[[str], None]
 
 
+@contextmanager
+def opened(paths: Sequence[Path], tell: Tell | None = None) -> Iterator[Case]:
+    """Everything that these folders, files and archives hold; what was unpacked is there as long as the context lasts.
+
+    Raises UsageError for a path that does not exist.
+    """
+    with intake.taken(paths) as taken:
+        yield _case(taken, tell)
+
+
 def read(paths: Sequence[Path], tell: Tell | None = None) -> Case:
-    """Everything that these folders, files and archives hold. Raises UsageError for a path that does not exist."""
-    taken = intake.take(paths)
+    """The same for callers that open no artifact of an archive afterwards."""
+    with opened(paths, tell) as case:
+        return case
+
+
+def _case(taken: intake.Taken, tell: Tell | None) -> Case:
     if tell is not None:
         tell(f"reading {len(taken.artifacts):,} files")
     problems = list(taken.problems)
@@ -31,7 +47,17 @@ def read(paths: Sequence[Path], tell: Tell | None = None) -> Case:
     who = identify(taken.artifacts, lines)
     lines = seated(who, lines)
     events = list(events_of(lines))
-    return Case(artifacts=taken.artifacts, lines=lines, events=events, who=who, problems=problems, missing=who.missing())
+    recording = gather(taken.artifacts, problems)
+    missing = (*who.missing(), *(recording.missing if recording is not None else ()))
+    return Case(
+        artifacts=taken.artifacts,
+        lines=lines,
+        events=events,
+        who=who,
+        problems=problems,
+        missing=missing,
+        recording=recording,
+    )
 
 
 def diagnose(paths: Sequence[Path], tell: Tell | None = None) -> Diagnosis:
@@ -39,7 +65,7 @@ def diagnose(paths: Sequence[Path], tell: Tell | None = None) -> Diagnosis:
 
     `tell` hears, in a few words, what is done now.
     """
-    case = read(paths, tell)
-    if tell is not None:
-        tell("joining what was read")
-    return decide(case, [finding for analyse in ANALYSTS for finding in analyse(case)])
+    with opened(paths, tell) as case:
+        if tell is not None:
+            tell("joining what was read")
+        return decide(case, [finding for analyse in ANALYSTS for finding in analyse(case)])

@@ -279,7 +279,7 @@ def _global_comms(tied: _Tied) -> None:
     # two processes with the same rank in such a communicator, or one with two ranks: several parts of the job that are equally large
     several = any(len({rank for rank, of, *_ in found if of == size}) > 1 for found in tied.comms.values())
     # a restarted job has new processes on the same devices
-    slots = {(host, device) for (host, _), found in tied.comms.items() for _, _, _, device, _ in found}
+    slots = {(host, device) for (host, _), found in tied.comms.items() for _, _, _, device, _ in found if device is not None}
     if not size or several or len(slots) > size or (told and told[1] > size):
         return
     tied.sizes[2, size, "the largest communicator in NCCL's log"] += 1

@@ -15,9 +15,10 @@ MOST = 0.98
 """No number of findings makes a mode surer than this."""
 EXPLAINS = 0.5
 """A mode this likely explains what it brings about."""
-SURE, LIKELY = 0.9, 0.7
-"""What is all but sure is explained only where the cause is likely: a guess about a rank does not undo what calls show."""
+SURE, LIKELY, CLOSE = 0.9, 0.7, 0.15
+"""A cause that is only a guess does not explain what is all but sure, nor by its level what is clearly likelier than itself."""
 EXCEPTION = "python-exception-one-rank"
+BUSY = "rank0-long-work-timeout"
 POINTING = frozenset({EXCEPTION, "collective-skipped", "rank-killed", "sigsegv", "sigabrt", "nccl-cuda-error", "rank-stopped"})
 """Modes whose rank is also that of what brought them about."""
 LATE_NS = 60_000_000_000
@@ -104,8 +105,9 @@ def _join(mode: str, findings: Sequence[Finding]) -> Candidate:
 def _whom(findings: Sequence[Finding]) -> tuple[First, tuple[int, ...]]:
     """The rank that the findings agree on most, weighed by their likelihood; suspects of those that agree."""
     votes: dict[First, float] = defaultdict(float)
+    one_rank = level(findings[0].mode) == level(BUSY) and any(isinstance(one.first, int) for one in findings)
     for one in findings:
-        if one.first is not None:
+        if one.first is not None and not (one_rank and one.first == "all"):
             votes[one.first] += one.likelihood
     if not votes:
         return None, next((one.suspects for one in findings if one.suspects), ())
@@ -160,14 +162,12 @@ def _inherited(effects: Sequence[Candidate]) -> tuple[First, tuple[int, ...]]:
 def _brings_about(cause: Candidate, effect: Candidate, explains: Mapping[str, frozenset[str]]) -> bool:
     if _late(cause, effect):
         return False
-    likely = effect.likelihood < SURE or cause.likelihood >= LIKELY
     if effect.mode in explains.get(cause.mode, frozenset()):
-        return likely
+        return effect.likelihood < SURE or cause.likelihood >= LIKELY
     if cause.mode in explains.get(effect.mode, frozenset()):
         return False
-    if level(cause.mode) < level(effect.mode):
-        return likely
-    return False
+    likely = cause.likelihood >= LIKELY or cause.likelihood >= effect.likelihood - CLOSE
+    return likely and level(cause.mode) < level(effect.mode)
 
 
 def _late(cause: Candidate, effect: Candidate) -> bool:

@@ -96,9 +96,9 @@ def _error(event: Event, before: Sequence[Line], after: Sequence[Line]) -> Error
             else None
         )
     same = [line.text for line in before if line.rank == event.line.rank]
-    making = any(word in event.line.text for word in _MAKING) or any(
-        maker in text for text in same[-BEFORE:] for maker in _MAKERS
-    )
+    # Newer releases check calls and asynchronous errors in NCCLUtils too: a peer that is gone is no failed making by that word alone.
+    checked = code != "ncclRemoteError" and any(word in event.line.text for word in _MAKING)
+    making = checked or any(maker in text for text in same[-BEFORE:] for maker in _MAKERS)
     return Error(rank=event.rank, code=code, making=making, line=event.line, code_line=code_line, last=last, t_ns=event.t_ns)
 
 

@@ -163,8 +163,13 @@ def _busy(found: Hang, rank: int, lines: Sequence[Line]) -> Iterator[Finding]:
                 found,
             )
         return
+    starved = _latest("says-starved", lines, 3)
+    if starved is not None:
+        yield _finding(
+            "data-starvation", 0.76, rank, f"Rank {rank} waited for its input when the others waited for it.", starved, found
+        )
     work = _latest("says-long-work", lines, 3)
-    if work is not None:
+    if work is not None and starved is None:
         yield _finding(
             "rank0-long-work-timeout",
             0.8 if _PARTLY.search(work.text) else 0.74,

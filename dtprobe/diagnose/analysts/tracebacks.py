@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dtprobe.diagnose.case import Case, Finding, First, Quote, quote
 from dtprobe.diagnose.facts.ends import ends
 from dtprobe.diagnose.facts.raised import Raised, raised
+from dtprobe.diagnose.facts.words import words
 
 MANY = 0.5
 """The same exception on more than this part of the ranks is everybody's."""
@@ -73,8 +74,11 @@ def _same(one: Raised, other: Raised) -> bool:
 def _rank(case: Case, one: Raised) -> int | None:
     if one.rank is not None:
         return one.rank
-    if one.line.pid is not None and (seat := case.who.at_pid(one.line.pid, one.line.host)):
-        return seat.rank
+    if one.line.pid is not None:
+        if seat := case.who.at_pid(one.line.pid, one.line.host):
+            return seat.rank
+        if (rank := words(case).processes.get((one.line.host, one.line.pid))) is not None:
+            return rank
     own = {end.rank for end in ends(case) if end.rank is not None and end.code > 0}
     return own.pop() if len(own) == 1 else None
 

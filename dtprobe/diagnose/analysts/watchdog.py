@@ -201,7 +201,7 @@ def _other_place(case: Case, one: Hang) -> Finding:
 
 
 def _p2p(one: Hang) -> Iterator[Finding]:
-    ops = Counter(item.op for item in one.timeouts)
+    ops = Counter([item.op for item in one.timeouts] or one.calls)
     sends, receives = ops.get("SEND", 0), ops.get("RECV", 0)
     mode = "send-send-deadlock" if sends > 1 and not receives else "p2p-unpaired"
     yield Finding(
@@ -211,7 +211,8 @@ def _p2p(one: Hang) -> Iterator[Finding]:
         because=f"{sends} sends and {receives} receives timed out: no partner came.",
         suspects=one.waiting if len(one.waiting) <= SEVERAL else (),
         at_ns=one.began_ns,
-        evidence=tuple(quote(item.line, "cause") for item in one.timeouts[:SEVERAL]),
+        evidence=tuple(quote(item.line, "cause") for item in one.timeouts[:SEVERAL])
+        or ((quote(one.line, "cause"),) if one.line else ()),
         not_proven="which side lacks its partner",
     )
 
@@ -352,13 +353,14 @@ def _store(case: Case) -> Iterator[Finding]:
             at_ns=barrier[0].t_ns,
         )
     elif key.rpartition(":")[2] not in ("0", "1"):
+        called = joined <= size // 2
         yield Finding(
             mode="new-group-misuse",
             analyst="watchdog",
             likelihood=0.65,
             because=f"A later group's start waited for all {size} ranks and {joined} came: not every rank called new_group.",
-            first=_first(absent) if len(absent) <= SEVERAL else None,
-            suspects=absent if len(absent) <= SEVERAL else (),
+            first=None if called else _first(absent),
+            suspects=stuck if called else absent if len(absent) <= SEVERAL else (),
             evidence=evidence,
             at_ns=barrier[0].t_ns,
         )
@@ -381,6 +383,8 @@ def _unique_id(case: Case, waiting: Sequence[Event]) -> Iterator[Finding]:
     keys = {event.fields["key"] for event in waiting}
     asked = {int(event.fields["waiting"]) for event in waiting}
     ranks = tuple(sorted(world(case) - asked)) if len(awaited) == 1 else ()
+    if len(keys) == 1 and hang(case) is not None:
+        return  # told as a hang
     yield Finding(
         mode="collective-skipped" if len(keys) == 1 else "cross-communicator-deadlock",
         analyst="watchdog",

@@ -81,7 +81,17 @@ def whom(events: Sequence[Event], case: Case, scope: str) -> tuple[First, tuple[
         return _one(tuple(others)) if len(others) == 1 else (None, ())
     if scope == "host" and not ranks:
         return _of_hosts(events, case, len(printers))
-    return _one(ranks)
+    return _one(ranks or (absent(case) if scope == "first" else ()))
+
+
+def absent(case: Case) -> tuple[int, ...]:
+    """The ranks that never came to the store, where their number is told and the ranks before them were seen to come."""
+    counted = case.of("store-clients-missing")
+    told = next((event.fields for event in counted if "arrived" in event.fields), None)
+    if told is None:
+        return ()
+    missing = range(int(told["arrived"]), min(int(told["expected"]), 1 << 20))
+    return tuple(missing) if not case.who.seen & set(missing) else ()
 
 
 def _one(ranks: Sequence[int]) -> tuple[First, tuple[int, ...]]:

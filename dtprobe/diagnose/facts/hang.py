@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -14,6 +14,7 @@ from dtprobe.diagnose.facts.timeouts import DEFAULT_GROUP, Status, Timeout, Wait
 
 Kind = Literal["absent", "other-operation", "other-size", "other-place", "nobody", "p2p", "some"]
 P2P = frozenset({"SEND", "RECV", "COALESCED", "RECVANYSOURCE", "UNKNOWN"})
+_P2P_CALLS = {"send": "SEND", "isend": "SEND", "recv": "RECV", "irecv": "RECV", "batch_isend_irecv": "COALESCED"}
 FEW = 0.5
 """More than this part of the ranks cannot be the ones that are missing."""
 
@@ -24,7 +25,8 @@ class Hang:
 
     `kind`: they are `absent` from it, in another operation, bring another size, wait at another line of the program, or there is
     `nobody` who differs; `p2p` for sends and receives; `some` where fewer ranks than half were heard of.
-    `crossed`: other ranks wait in another group at the same time.
+    `crossed`: other ranks wait in another group at the same time. `calls` are the point-to-point calls that gave up, where no
+    time-out of NCCL names them.
     """
 
     kind: Kind
@@ -35,6 +37,7 @@ class Hang:
     timeouts: tuple[Timeout, ...] = ()
     line: Line | None = None
     crossed: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
 
     def of(self, rank: int) -> Timeout | None:
         """The time-out of this rank in this hang."""
@@ -52,8 +55,8 @@ def world(case: Case) -> frozenset[int]:
     joined = waits(case)
     named = set(case.who.seen) | joined.waiting() | {one.rank for one in joined.statuses}
     named |= {seat.rank for seat in case.who.seats}
-    for event in case.of("dump-signal"):
-        named.add(int(event.fields["from_rank"]))
+    named |= {int(event.fields["from_rank"]) for event in case.of("dump-signal")}
+    named |= {int(event.fields[name]) for event in case.of("nccl-unique-id-missing") for name in ("waiting", "awaited")}
     size = case.who.world_size or 0
     top = max([size - 1, *named], default=-1)
     return frozenset(range(top + 1)) if 0 <= top < 65536 else frozenset(named)
@@ -68,22 +71,27 @@ def hang(case: Case) -> Hang | None:
         found = [_in_group(case, joined, name) for name in names]
         best = next((one for one in found if one.kind not in ("some",)), found[0])
         crossed = tuple(one.group for one in found if one is not best and not set(one.waiting) & set(best.waiting))
-        return best if not crossed else _crossed(best, crossed)
+        return replace(best, crossed=crossed)
     if joined.gloo:
         return _gloo(case, joined)
-    return None
+    return _first_meeting(case)
 
 
-def _crossed(one: Hang, groups: tuple[str, ...]) -> Hang:
+def _first_meeting(case: Case) -> Hang | None:
+    """Ranks that ask another one for the id of their communicator, which that one never came to make."""
+    asked = case.of("nccl-unique-id-missing")
+    if not asked or len({event.fields["key"] for event in asked}) > 1:
+        return None
+    waiting = {int(event.fields["waiting"]) for event in asked}
+    silent = world(case) - waiting
+    awaited = {int(event.fields["awaited"]) for event in asked}
+    odd = silent if len(silent) <= max(1, FEW * len(world(case))) else silent & awaited
     return Hang(
-        kind=one.kind,
-        group=one.group,
-        waiting=one.waiting,
-        odd=one.odd,
-        began_ns=one.began_ns,
-        timeouts=one.timeouts,
-        line=one.line,
-        crossed=groups,
+        kind="absent" if odd else "some",
+        group=DEFAULT_GROUP,
+        waiting=tuple(sorted(waiting)),
+        odd=tuple(sorted(odd)),
+        line=asked[0].line,
     )
 
 
@@ -184,10 +192,13 @@ def _gloo(case: Case, joined: Waits) -> Hang:
             kind, odd = "other-place", {rank for rank, place in places.items() if rank is not None and place != most[0][0]}
     elif silent:
         kind = "some"
-    elif directions and all(_is_p2p(one.frames) for one in raised(case) if one.rank in waiting):
+    elif directions and all(_p2p_call(one.frames) for one in raised(case) if one.rank in waiting):
         kind = "p2p"
-    return Hang(kind=kind, group=DEFAULT_GROUP, waiting=tuple(sorted(waiting)), odd=tuple(sorted(odd)), line=line)
+    calls = tuple(call for one in raised(case) if one.rank in waiting and one.effect and (call := _p2p_call(one.frames)))
+    return Hang(kind=kind, group=DEFAULT_GROUP, waiting=tuple(sorted(waiting)), odd=tuple(sorted(odd)), line=line, calls=calls)
 
 
-def _is_p2p(frames: Sequence[str]) -> bool:
-    return any(one.rpartition(" in ")[2] in ("send", "recv", "isend", "irecv", "batch_isend_irecv") for one in frames)
+def _p2p_call(frames: Sequence[str]) -> str | None:
+    """`SEND` or `RECV` where the innermost calls are point to point."""
+    names = [one.rpartition(" in ")[2] for one in frames]
+    return next((_P2P_CALLS[name] for name in reversed(names) if name in _P2P_CALLS), None)

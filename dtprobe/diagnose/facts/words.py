@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.resources import files
+from itertools import pairwise
 
 from dtprobe.diagnose.case import Case, Line
 from dtprobe.diagnose.facts.raised import raised
@@ -34,7 +35,7 @@ _TWO_WORDS = re.compile(r"^\s*[A-Za-z]+ (?P<rank>\d{1,4})\s*$")
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?|\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
-_STEP = re.compile(r"(?i)\b(?:global[_ ]?)?(?:step|iter(?:ation)?|it|batch|update)s?\b[\s:=#'\"\[(]*(?P<step>\d+)")
+_STEP = re.compile(r"(?i)\b(?:global[_ ]?)?(?:step|iter(?:ation)?|it|update)s?\b[\s:=#'\"\[(]*(?P<step>\d+)")
 _COUNTED = re.compile(r"(?i)(?P<count>\d+)\s+(?P<noun>[a-z]+)\b|(?P<noun2>[a-z_]+)\s*[=:]?\s*(?P<count2>\d+)\b")
 
 
@@ -56,6 +57,7 @@ class Words:
 
     by_rank: Mapping[int, Sequence[Line]] = field(default_factory=dict)
     unsaid: Sequence[Line] = ()
+    processes: Mapping[tuple[str | None, int], int] = field(default_factory=dict)
 
     def last(self, rank: int) -> Line | None:
         """The last own line of this rank."""
@@ -78,10 +80,10 @@ class Words:
 
     def differences(self) -> list[Difference]:
         """Lines that several ranks print alike but for a number in which one rank differs, the latest first."""
-        said: dict[str, dict[int, Line]] = defaultdict(dict)
+        said: dict[str, dict[int, list[Line]]] = defaultdict(lambda: defaultdict(list))
         for rank, lines in self.by_rank.items():
             for line in lines[-LAST:]:
-                said[stem(line.text)][rank] = line
+                said[stem(line.text)][rank].append(line)
         found = [one for ranks in said.values() if len(ranks) > 1 for one in _differing(ranks)]
         return sorted(found, key=lambda one: -one.line.number)
 
@@ -157,13 +159,15 @@ def words(case: Case) -> Words:
     by_rank: dict[int, list[Line]] = defaultdict(list)
     unsaid: list[Line] = []
     leading = _leading(own)
+    processes = _processes(own)
     for line in own:
-        rank = _speaker(line, leading)
+        rank = processes.get((line.host, line.pid)) if line.pid is not None else None
+        rank = _speaker(line, leading) if rank is None else rank
         if rank is None:
             unsaid.append(line)
         else:
             by_rank[rank].append(line)
-    return Words(by_rank=dict(by_rank), unsaid=tuple(unsaid))
+    return Words(by_rank=dict(by_rank), unsaid=tuple(unsaid), processes=processes)
 
 
 def _within(line: Line, inside: Mapping[tuple[str, int | None], tuple[int, int]]) -> bool:
@@ -180,6 +184,15 @@ def _leading(lines: Sequence[Line]) -> frozenset[str]:
     return frozenset(one for one, ranks in seen.items() if len(ranks) > 1 and max(ranks) < 4 * len(ranks) + 8)
 
 
+def _processes(lines: Sequence[Line]) -> dict[tuple[str | None, int], int]:
+    """The rank of each process that begins a line with it: Ray's tag names the process only."""
+    said: dict[tuple[str | None, int], set[int]] = defaultdict(set)
+    for line in lines:
+        if line.rank is None and line.pid is not None and (found := _RANK_WORD.search(line.text[:80])):
+            said[line.host, line.pid].add(int(found["rank"]))
+    return {process: next(iter(ranks)) for process, ranks in said.items() if len(ranks) == 1}
+
+
 def _speaker(line: Line, leading: frozenset[str]) -> int | None:
     if line.rank is not None:
         return line.rank
@@ -192,17 +205,17 @@ def _speaker(line: Line, leading: frozenset[str]) -> int | None:
     return None
 
 
-def _differing(ranks: Mapping[int, Line]) -> Iterator[Difference]:
+def _differing(said: Mapping[int, Sequence[Line]]) -> Iterator[Difference]:
+    ranks = {rank: lines[-1] for rank, lines in said.items()}
     rows = aligned(ranks)
     width = min((len(one) for one in rows.values()), default=0)
-    if len(rows) < 2:
-        return
     steps = {rank: found["step"] for rank, line in ranks.items() if (found := _STEP.search(line.text))}
-    if len(set(steps.values())) > 1:
+    if len(rows) < 2 or len(set(steps.values())) > 1:
         return
+    counters = _counters(said)
     for column in range(width):
         counts = Counter(row[column] for row in rows.values())
-        if len(counts) < 2:
+        if len(counts) < 2 or column in counters:
             continue
         (usual, often), (_, next_often) = counts.most_common(2)
         if often > next_often and often >= len(rows) - max(1, len(rows) // 4):
@@ -225,6 +238,23 @@ def _differing(ranks: Mapping[int, Line]) -> Iterator[Difference]:
                 noun=_noun(ranks[rank].text, rows[rank][column]),
                 other=ranks[other],
             )
+
+
+def _counters(said: Mapping[int, Sequence[Line]]) -> set[int]:
+    """The columns that only grow from line to line of a rank: they count, and differ where a rank is behind."""
+    found: set[int] = set()
+    for rank, lines in said.items():
+        if len(lines) > 1:
+            rows = [_row(line, rank) for line in lines[-3:]]
+            for column in range(min(map(len, rows))):
+                values = [row[column] for row in rows]
+                if all(first < then for first, then in pairwise(values)):
+                    found.add(column)
+    return found
+
+
+def _row(line: Line, rank: int) -> list[float]:
+    return [one for one in _tokens(line.text, rank) if isinstance(one, float)]
 
 
 _NOUNS = re.compile(

@@ -38,6 +38,7 @@ class Canvas:
 
     def __init__(self, width: float, height: float, name: str, title: str, description: str) -> None:
         self.name = name
+        self.width = width
         self._root = ElementTree.Element(
             "svg",
             {

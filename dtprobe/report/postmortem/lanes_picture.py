@@ -102,9 +102,10 @@ def _ticks(canvas: Canvas, axis: _Axis, data: Timeline, bottom: float) -> None:
             x, text = axis(place), _tick(int(place - zero), step)
             canvas.path(polyline([(x, 6), (x, bottom)]), stroke="grid", width=1)
             half = len(text) * 3.4
-            if x - half > free:
-                canvas.text(x, bottom + 13, text, size=10.5, ink="muted", anchor="middle")
-                free = x + half + 4
+            middle = min(x, canvas.width - half - 2)
+            if middle - half > free:
+                canvas.text(middle, bottom + 13, text, size=10.5, ink="muted", anchor="middle")
+                free = middle + half + 4
 
 
 def _tick(ns: int, step: int) -> str:

@@ -13,7 +13,7 @@ from dtprobe.diagnose.seen.stacks import Stack
 from dtprobe.readers.threads import Thread, function_of
 
 ANALYST = "stacks"
-STOPPED, FORKED, CLEANUP, ELSEWHERE, FOREIGN, LEFT, MINORITY, CRASHED = 0.9, 0.9, 0.85, 0.65, 0.6, 0.65, 0.45, 0.8
+STOPPED, FORKED, CLEANUP, ELSEWHERE, FOREIGN, HELD, LEFT, MINORITY, CRASHED = 0.9, 0.9, 0.85, 0.65, 0.6, 0.85, 0.65, 0.45, 0.8
 
 _STOPPED = re.compile(r"Failed to suspend process.*SIGSTOP|unexpected waitpid result.*SIGSTOP")
 _HELD = re.compile(
@@ -132,7 +132,16 @@ def _away(others: Mapping[int, Activity], waiting: Mapping[int, Activity]) -> It
             not_proven="that an exception brought it there: its text has not appeared",
         )
         return
-    if one.foreign is not None:
+    if one.holds_gil:
+        yield _finding(
+            "gil-held",
+            HELD,
+            others,
+            f"Rank {one.rank}'s main thread holds the interpreter's lock without running, while the others wait for it.",
+            some,
+            not_proven="in which native function: `py-spy dump --native` shows it",
+        )
+    elif one.foreign is not None:
         yield _finding(
             "gil-held",
             FOREIGN,
@@ -148,7 +157,7 @@ def _away(others: Mapping[int, Activity], waiting: Mapping[int, Activity]) -> It
         yield _finding(
             "data-starvation", ELSEWHERE, others, f"Rank {one.rank} waits for its data loader, the others for it.", some
         )
-    elif one.doing is Doing.CHECKPOINT:
+    elif one.doing is Doing.CHECKPOINT or (one.rank == 0 and all(each.doing is Doing.BARRIER for each in waiting.values())):
         mode = "rank0-long-work-timeout" if one.rank == 0 and len(others) == 1 else "checkpoint-storage-stall"
         yield _finding(mode, ELSEWHERE, others, f"Rank {one.rank} {one.doing}, the others wait for it.", some)
     yield _finding(

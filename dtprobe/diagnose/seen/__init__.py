@@ -1,4 +1,4 @@
-"""What tools and libraries saw of the ranks, put in place: stacks of threads, NCCL's log, answers of its RAS subsystem."""
+"""What tools and libraries saw of the ranks, put in place: stacks, states of processes, NCCL's log and RAS, workers' own records."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from dtprobe.diagnose.case import Artifact, Case, Line
-from dtprobe.diagnose.seen import nccl, ras, stacks
+from dtprobe.diagnose.seen import nccl, observed, ras, stacks, states
 from dtprobe.diagnose.seen.doing import Activity, activities
 from dtprobe.diagnose.seen.nccl import NcclProcess
+from dtprobe.diagnose.seen.observed import Observation, Try
 from dtprobe.diagnose.seen.places import Places
 from dtprobe.diagnose.seen.ras import Answer
 from dtprobe.diagnose.seen.stacks import Stack
+from dtprobe.diagnose.seen.states import Sample
 from dtprobe.diagnose.who import Who
 from dtprobe.readers.artifact import Problems
 
@@ -25,6 +27,9 @@ class Seen:
     nccl: tuple[NcclProcess, ...] = ()
     ras: tuple[Answer, ...] = ()
     doing: Mapping[int, Activity] = field(default_factory=dict)
+    states: tuple[Sample, ...] = ()
+    observations: tuple[Observation, ...] = ()
+    tries: tuple[Try, ...] = ()
 
 
 @lru_cache(maxsize=4)
@@ -41,10 +46,14 @@ def take(artifacts: Sequence[Artifact], lines: Sequence[Line], who: Who, problem
     processes = nccl.take(lines)
     answers = ras.take(artifacts, by_artifact, problems)
     places = Places.of(who, processes, answers)
+    told = tuple(observed.observations(line for line in lines if line.artifact.kind in ("jsonl", "text")))
     known = tuple(stacks.take(artifacts, by_artifact, places, problems))
     return Seen(
         stacks=known,
         doing=activities(known),
+        states=tuple(states.take(artifacts, by_artifact, places)),
+        observations=told,
+        tries=tuple(observed.tries(told)),
         nccl=tuple(nccl.placed(one, places) for one in processes),
         ras=tuple(ras.placed(one, places) for one in answers),
     )

@@ -75,6 +75,8 @@ _FRAMES: tuple[tuple[Doing, re.Pattern[str]], ...] = (
     ),
     (Doing.IMPORT, re.compile(r"\(<frozen importlib\._bootstrap")),
 )
+_STORING = re.compile(r"^(?:\w+\.)*_?(?:save|write|dump|store|upload)(?:_\w+)? \(|^(?:\w+\.)*\w*(?:checkpoint|ckpt)\w* \(")
+"""Functions of programs are called after what they do, too."""
 _LOCK = re.compile(r"^__lll_lock_wait|^pthread_mutex_lock|^futex_wait|^_?acquire |^wait \(.*threading\.py|^__futex")
 _SLEEP = re.compile(r"^(?:clock_)?nanosleep ")
 _NATIVE = re.compile(r"\.so[.\d]*\)$|\(\[vdso\]\)$|^0x[0-9a-f]+ |\((?:\?|[\w.-]+\.(?:cc|c|cpp|h|S|cu):\d+)\)$")
@@ -106,6 +108,11 @@ class Activity:
         return next((frame for frame in self.thread.frames if FOREIGN.search(frame)), None)
 
     @property
+    def holds_gil(self) -> bool:
+        """Whether the main thread has the interpreter's lock and does not run: it waits in native code with the lock held."""
+        return self.thread.owns_gil is True and self.thread.active is False
+
+    @property
     def wide(self) -> bool:
         """Whether native frames are there: without them, what Python's innermost line calls is not seen."""
         return self.stack.snapshot.native
@@ -117,13 +124,15 @@ def activity(stack: Stack) -> Activity | None:
     if thread is None or stack.rank is None or stack.child or not thread.frames:
         return None
     frames = thread.frames
-    place = next((one for one in frames if own(one)), None)
+    at = next((number for number, one in enumerate(frames) if own(one)), len(frames))
+    place = frames[at] if at < len(frames) else None
+    inner = frames[:at]  # what the program's own code called, and is in now
     operation = next(
-        (function_of(one) for one in reversed(frames) if _DISTRIBUTED.search(place_of(one)) and "wrapper" not in one), None
+        (function_of(one) for one in reversed(inner) if _DISTRIBUTED.search(place_of(one)) and "wrapper" not in one), None
     )
     doing, frame = Doing.CODE, place or frames[0]
     for kind, pattern in _FRAMES:
-        hit = next((one for one in frames if pattern.search(one)), None)
+        hit = next((one for one in inner if pattern.search(one)), None)
         if hit is not None:
             doing, frame = kind, hit
             break
@@ -132,6 +141,8 @@ def activity(stack: Stack) -> Activity | None:
             doing = Doing.LOCK
         elif _SLEEP.search(frames[0]):
             doing = Doing.SLEEP
+        elif place is not None and _STORING.search(place):
+            doing = Doing.CHECKPOINT
     return Activity(rank=stack.rank, doing=doing, stack=stack, thread=thread, frame=frame, place=place, operation=operation)
 
 

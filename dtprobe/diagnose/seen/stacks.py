@@ -83,7 +83,9 @@ def take(
             if any(is_head(text) for text in heads):
                 for snapshot in parse((line.number, line.text) for line in own):
                     yield Stack(snapshot=snapshot, artifact=one, rank=_rank(snapshot, one, own, places))
-        if own and own[0].text.lstrip()[:1] in ("[", "{") and any('"frames"' in line.text for line in own[:200]):
+        if one.kind == "pyspy-json" or (
+            own and own[0].text.lstrip()[:1] in ("[", "{") and any('"frames"' in line.text for line in own[:200])
+        ):
             try:
                 for snapshot in pyspy_threads.from_json(Path(one.name), read_text(one.path, MOST_BYTES, problems), problems):
                     yield Stack(snapshot=snapshot, artifact=one, rank=_rank(snapshot, one, own, places))

@@ -19,7 +19,19 @@ SURE, LIKELY, CLOSE = 0.9, 0.7, 0.15
 """A cause that is only a guess does not explain what is all but sure, nor by its level what is clearly likelier than itself."""
 EXCEPTION = "python-exception-one-rank"
 BUSY = "rank0-long-work-timeout"
-POINTING = frozenset({EXCEPTION, "collective-skipped", "rank-killed", "sigsegv", "sigabrt", "nccl-cuda-error", "rank-stopped"})
+POINTING = frozenset(
+    {
+        EXCEPTION,
+        "collective-skipped",
+        "rank-lost",
+        "rendezvous-timeout",
+        "rank-killed",
+        "sigsegv",
+        "sigabrt",
+        "nccl-cuda-error",
+        "rank-stopped",
+    }
+)
 """Modes whose rank is also that of what brought them about."""
 LATE_NS = 60_000_000_000
 """What came this much later is no cause: clocks of hosts and of the kernel differ by seconds."""
@@ -112,8 +124,9 @@ def _whom(findings: Sequence[Finding]) -> tuple[First, tuple[int, ...]]:
     if not votes:
         return None, next((one.suspects for one in findings if one.suspects), ())
     first = max(votes, key=lambda rank: votes[rank])
-    agreeing = [one for one in findings if one.first == first]
-    return first, agreeing[0].suspects
+    agreeing = [one.suspects for one in findings if one.first == first and one.suspects]
+    shared = [rank for rank in agreeing[0] if all(rank in other for other in agreeing)] if agreeing else []
+    return first, tuple(shared) or (agreeing[0] if agreeing else ())
 
 
 def _explained(one: Candidate, others: Sequence[Candidate], explains: Mapping[str, frozenset[str]]) -> Candidate:

@@ -9,7 +9,9 @@ from dtprobe.diagnose.case import Case, Finding, Line, quote
 from dtprobe.diagnose.facts.hang import Hang, hang
 from dtprobe.diagnose.facts.words import NEAR, Difference, Words, says, words
 
-_TOTALS = re.compile(r"(?i)^(?:batches|steps|iterations|iters|len|length|shards|files|samples|examples|records)$")
+_TOTALS = re.compile(
+    r"(?i)^(?:\w*loader|dataset|batches|steps|iterations|iters|len|length|shards|files|samples|examples|records)$"
+)
 _LENGTH = re.compile(
     r"(?i)len\(|\bnum(?:ber)?[_ ](?:of )?(?:batches|steps|samples|iters|iterations)|(?:batches|steps|iterations|samples|files|shards) (?:per|in|for|this|left|total)|total|dataset|loader|shard"
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from dtprobe.diagnose.case import Case, Event, Finding, First, Line, Quote, quote
 from dtprobe.diagnose.facts.hang import Hang, hang, world
+from dtprobe.diagnose.facts.raised import raised
 from dtprobe.diagnose.facts.timeouts import Timeout, waits
 from dtprobe.diagnose.facts.words import words
 
@@ -25,6 +26,7 @@ def analyse(case: Case) -> Iterator[Finding]:
     yield from _barriers(case)
     yield from _reports(case)
     yield from _store(case)
+    yield from _stuck_watchdog(case)
     found = hang(case)
     if found is not None:
         yield from _hang(case, found)
@@ -104,11 +106,13 @@ def _absent(case: Case, one: Hang) -> Finding:
         likelihood = 0.66
     else:
         likelihood = 0.55 if alive else 0.45
+    silent = not alive and len(one.odd) == 1 and len(one.waiting) > 1
     return Finding(
-        mode="collective-skipped",
+        mode="rank-lost" if silent else "collective-skipped",
         analyst="watchdog",
-        likelihood=likelihood,
-        because=f"{_ranks(one.waiting)} waited in {what} until the time-out; {_ranks(one.odd)} never entered it.",
+        likelihood=0.5 if silent else likelihood,
+        because=f"{_ranks(one.waiting)} waited in {what} until the time-out; {_ranks(one.odd)} never entered it"
+        + (" and said nothing any more." if silent else "."),
         first=_first(one.odd),
         suspects=one.odd if len(one.odd) <= SEVERAL else (),
         at_ns=one.began_ns,
@@ -247,9 +251,10 @@ def _fingerprints(case: Case) -> Iterator[Finding]:
                     int(name), {key: event.fields.get(f"{side}_{key}", "") for key in ("seq", "op", "shape", "dtype")}
                 )
                 lines.setdefault(int(name), event.line)
+    branch = _graphs_differ(case, events, runs)
     for aspect, mode in (
         ("op", "collective-type-mismatch"),
-        ("shape", "collective-shape-mismatch"),
+        ("shape", "data-dependent-branch-desync" if branch else "collective-shape-mismatch"),
         ("dtype", "collective-dtype-mismatch"),
         ("seq", "collective-skipped"),
     ):
@@ -270,6 +275,15 @@ def _fingerprints(case: Case) -> Iterator[Finding]:
                 not_proven="which of the ranks is the wrong one" if len(runs) == 2 else "",
             )
             return
+
+
+def _graphs_differ(case: Case, events: Sequence[Event], runs: dict[int, dict[str, str]]) -> bool:
+    """Other sizes where the framework chooses what to send: parameters gathered for use, gradients reduced by backward."""
+    if all(run["op"].upper().lstrip("_") in SHARDED for run in runs.values()):
+        return True
+    places = {(event.line.artifact.name, event.line.number) for event in events}
+    reports = [one for one in raised(case) if (one.line.artifact.name, one.line.number) in places]
+    return bool(reports) and all(any(frame.endswith(" in backward") for frame in one.frames) for one in reports)
 
 
 def _odd(values: dict[int, str], *, numeric: bool) -> tuple[int, ...]:
@@ -326,6 +340,24 @@ def _reports(case: Case) -> Iterator[Finding]:
             at_ns=lagging[0].t_ns,
             evidence=tuple(quote(event.line, "cause") for event in lagging[:3]),
             not_proven="what the missing rank did instead",
+        )
+
+
+def _stuck_watchdog(case: Case) -> Iterator[Finding]:
+    """The heartbeat monitor of few ranks found their own watchdog thread stuck."""
+    events = case.of("heartbeat-stuck")
+    ranks = tuple(sorted({event.rank for event in events if event.rank is not None}))
+    if ranks and len(ranks) * 2 <= max(len(world(case)), 2):
+        yield Finding(
+            mode="gil-deadlock-watchdog-stuck",
+            analyst="watchdog",
+            likelihood=0.74,
+            because=f"The watchdog thread of {_ranks(ranks)} made no progress: a CUDA call or the GIL holds it.",
+            first=_first(ranks),
+            suspects=ranks if len(ranks) <= SEVERAL else (),
+            at_ns=events[0].t_ns,
+            evidence=tuple(quote(event.line, "cause") for event in events[:2]),
+            not_proven="which lock or call it waits for",
         )
 
 

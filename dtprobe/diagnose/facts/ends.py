@@ -128,8 +128,8 @@ def _single(case: Case, event: Event, forced: set[int]) -> Iterator[End]:
         case "mpirun-signal":
             yield End(line=line, code=code, rank=int(fields["task"]), host=fields["host"], source="mpirun")
         case "shell-signal":
-            pid = int(fields["pid"])
-            seat = case.who.at_pid(pid, line.host)
+            pid = int(fields["pid"]) if "pid" in fields else None
+            seat = case.who.at_pid(pid, line.host) if pid is not None else None
             yield End(line=line, code=code, rank=seat.rank if seat else line.rank, pid=pid, source="shell")
         case "exit-code-list":
             yield End(line=line, code=code, rank=int(fields["rank"]), source="list")
@@ -151,7 +151,7 @@ def _code(event: Event) -> int | None:
         if text.isdigit():
             return -int(text)
         return -int(getattr(signal, text, 0)) or None
-    if (text := fields.get("how")) is not None and text in _SHELL:
+    if (text := fields.get("how") or fields.get("alone")) is not None and text in _SHELL:
         return -int(_SHELL[text])
     return None
 

@@ -19,7 +19,7 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 _LAUNCHERS = re.compile(
     r"ChildFailedError|CalledProcessError|ProcessRaisedException|ProcessExitedException|SignalException|RayTaskError|RayActorError|"
     r"ActorDiedError|EngineDeadError|WorkerCrashedError|SystemExit|RendezvousClosedError|RendezvousGracefulExitError|"
-    r"BrokenProcessPool|TrainingFailedError|ActorUnavailableError"
+    r"ExceptionGroup|BrokenProcessPool|TrainingFailedError|ActorUnavailableError"
 )
 _EFFECTS = re.compile(
     r"Connection reset by peer|Connection closed by|Connection refused by peer|Broken pipe|communicator was aborted|"
@@ -30,6 +30,7 @@ _EFFECTS = re.compile(
     r"pair closure|NCCL communicator encountered error|store->get\(|EOFError|worker group failed|"
     r"end of file|broadcast\(\) is failing|monitoredBarrier, but received errors|cannot schedule new futures|"
     r"Exception raised from|got signal: ?15|terminated by signal 15|another rank (?:has )?failed|"
+    r"in store based barrier|clients joined|Timed out after \d+ seconds waiting|"
     r"has already been (?:aborted|destroyed)|Process group has been (?:aborted|shut)",
     re.IGNORECASE,
 )
@@ -68,7 +69,8 @@ class Raised:
             for one in self.frames
             if "site-packages/" not in one and "dist-packages/" not in one and "/lib/python" not in one
         ]
-        return (own or list(self.frames) or [None])[-1]
+        found = own or list(self.frames)
+        return found[-1] if found else None
 
 
 class _Block:

@@ -36,7 +36,6 @@ _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?|\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
 _STEP = re.compile(r"(?i)\b(?:global[_ ]?)?(?:step|iter(?:ation)?|it|update)s?\b[\s:=#'\"\[(]*(?P<step>\d+)")
-_COUNTED = re.compile(r"(?i)(?P<count>\d+)\s+(?P<noun>[a-z]+)\b|(?P<noun2>[a-z_]+)\s*[=:]?\s*(?P<count2>\d+)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,16 +259,20 @@ def _row(line: Line, rank: int) -> list[float]:
 _NOUNS = re.compile(
     r"(?i)\b(?:batch(?:es)?|samples?|examples?|images?|tokens?|frames?|files?|shards?|records?|rows?|items?|chunks?|sequences?|"
     r"documents?|videos?|pixels?|boxes|objects?|nodes?|edges?|points?|steps?|iterations?|micro_?batch(?:es)?|experts?|pairs?|"
-    r"utterances?|patches|masks?|labels?|targets?|positives?|clips?|graphs?|queries|prompts?|rollouts?|length|len|size|count|num\w*|n_\w+)\b"
+    r"utterances?|patches|masks?|labels?|targets?|positives?|clips?|graphs?|queries|prompts?|rollouts?|length|len|size|count|num\w*|n_\w+|\w*loader|dataset)\b"
 )
 
 
 def _noun(text: str, value: float) -> str:
-    """The word beside the number."""
+    """The word nearest to the number that something can be counted by: after it first, then before it."""
     wanted = str(int(value)) if value == int(value) else str(value)
-    for found in _COUNTED.finditer(text):
-        if wanted in (found["count"], found["count2"]):
-            word = found["noun"] or found["noun2"]
-            if _NOUNS.search(word):
-                return word
+    for found in re.finditer(rf"(?<![\d.]){re.escape(wanted)}(?![\d.]*\d)", text):
+        after = _NOUNS.search(text, found.end(), found.end() + 16)
+        before = list(_NOUNS.finditer(text, max(0, found.start() - 30), found.start()))
+        if after and text[found.end() : after.start()].strip(" _-") == "":
+            return after[0]
+        if before:
+            return before[-1][0]
+        if after:
+            return after[0]
     return ""

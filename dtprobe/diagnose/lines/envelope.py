@@ -32,12 +32,12 @@ class Envelope:
 
 # torch.distributed ([rank3]:), Lightning ([rank: 3]), TensorRT-LLM ([RANK 3]), hand-made ones (rank 3: / rank0 | / (rank 3))
 _RANK = re.compile(
-    r" ?(?:[\[(<](?i:rank)(?: ?[=:] ?| |_)?(?P<in>\d{1,6})[\])>]:? ?|(?i:rank)(?: ?= ?| |_)?(?P<out>\d{1,6})(?::(?= |\[|$)| ?\|) ?)"
+    r" ?(?:[\[(<](?i:rank)(?: ?[=:] ?| |_)?(?P<in>\d{1,6})[\])>]:? ?(?:\|\|? )?|(?i:rank)(?: ?= ?| |_)?(?P<out>\d{1,6})(?::(?= |\[|$)| ?\|) ?)"
 )
 _ROLE = re.compile(r"\[(?!rank)[A-Za-z]\w*?(?P<local>\d{1,4})\]:")
-_MPI = re.compile(r"\[(?:[\w.-]+@)?\d+,(?P<rank>\d{1,7})\]<(?:stdout|stderr|stddiag)>: ?")
+_MPI = re.compile(r"\[(?:(?:[\w.-]+@)?\d+,)?(?P<rank>\d{1,7})\]<(?:stdout|stderr|stddiag)>: ?")
 _POD = re.compile(r"\[(?:pod/)?(?P<host>[a-z0-9][a-z0-9.-]*)/[a-z0-9][a-z0-9.-]*\] ")
-_CRI = re.compile(r"std(?:out|err) [FP] ")
+_CRI = re.compile(r"std(?:out|err) [FP] |[0-9a-f]{6,64} (?=\[rank)")
 _ACTOR = re.compile(
     r"\((?P<name>[\w.:<>\[\]/ =-]{1,80}?)(?:,? ?pid=(?P<pid>\d{1,10}))?(?:,? ?(?:ip|node_ip|host)=(?P<host>[\w.:-]+))?\)(?: \[repeated [^\]]*\])? ?"
 )

@@ -34,6 +34,8 @@ def _finding(case: Case, mode: str, events: Sequence[Event]) -> Finding:
     strongest = known[kinds[0]]
     decisive = in_order(event for event in events if known[event.signature].likelihood >= 0.75 * strongest.likelihood)
     first, suspects = whom(decisive, case, strongest.scope)
+    if first is None:
+        first, suspects = whom(in_order(events), case, strongest.scope)
     if first is None and any("gpu" in event.fields for event in decisive):
         rank = device_rank(case, decisive[0].host)
         first, suspects = rank, () if rank is None else (rank,)

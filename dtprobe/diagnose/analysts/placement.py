@@ -1,0 +1,188 @@
+"""How processes were placed: more of them than devices, two on one device, worlds of one, versions and addresses that clash."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from dtprobe.diagnose.case import Case, Event, Finding, First, Quote, quote
+from dtprobe.diagnose.facts.about import rank_of, world
+from dtprobe.diagnose.signatures import signatures
+
+BRIDGES = ("docker", "br-", "virbr", "cni", "veth", "flannel", "podman", "lxc", "lxd", "tailscale", "tun", "wg")
+"""Interfaces of containers and tunnels: no other host reaches their addresses."""
+FAILED_TO_CONNECT = (
+    "nccl-connect-failed", "nccl-no-route", "nccl-bridge-address", "nccl-socket-closed", "collective-stuck", "nccl-remote-error",
+)  # fmt: skip
+
+
+def analyse(case: Case) -> Iterator[Finding]:
+    """A finding for each way in which the placement cannot work."""
+    yield from _too_many(case)
+    yield from _one_device(case)
+    yield from _worlds_of_one(case)
+    yield from _versions(case)
+    yield from _addresses(case)
+
+
+def _too_many(case: Case) -> Iterator[Finding]:
+    """More processes a node than devices, and a rank that asked for one it cannot see."""
+    failed = case.of("cuda-ordinal")
+    if not failed:
+        return
+    asked = [event for event in case.of("processes-asked") if int(event.fields["count"]) > 0]
+    visible = case.of("visible-devices")
+    counted = case.of("devices-counted")
+    devices = [len(event.fields["devices"].split(",")) for event in visible if "," in event.fields["devices"]]
+    devices += [int(event.fields["count"]) for event in counted]
+    devices += [int(event.fields["count"]) for event in failed if "count" in event.fields]
+    if not asked or not devices or int(asked[0].fields["count"]) <= min(devices):
+        return
+    named = [rank for event in failed if (rank := rank_of(event, case)) is not None and rank % _most(asked) >= min(devices)]
+    first = min(named, default=min(devices))
+    lines = dict.fromkeys((event.line.artifact.name, event.line.number) for event in (*asked[:1], *visible[:1], *counted[:1]))
+    by_place = {(event.line.artifact.name, event.line.number): event for event in (*asked, *visible, *counted)}
+    yield Finding(
+        mode="invalid-device-ordinal",
+        analyst="placement",
+        likelihood=0.95,
+        because=f"{_most(asked)} processes were started on a node where {min(devices)} devices are visible.",
+        first=first,
+        suspects=(first,),
+        host=failed[0].host,
+        at_ns=failed[0].t_ns,
+        evidence=(*_quotes([by_place[place] for place in lines], "cause"), *_quotes(failed[:2], "confirm")),
+    )
+
+
+def _most(asked: Sequence[Event]) -> int:
+    return max(int(event.fields["count"]) for event in asked)
+
+
+def _one_device(case: Case) -> Iterator[Finding]:
+    """NCCL's word of a device used twice, beside the environment of the ranks that share it."""
+    said = case.of("duplicate-gpu")
+    if not said:
+        return
+    shared: dict[tuple[str | None, str], list[Event]] = defaultdict(list)
+    for event in case.of("placement-printed"):
+        if event.fields.get("devices"):
+            shared[event.host, f"{event.fields['devices']}/{event.fields['local']}"].append(event)
+    clashing = next((events for events in shared.values() if len({event.fields["rank"] for event in events}) > 1), [])
+    if not clashing:
+        return
+    pairs = {int(rank) for event in said for rank in (event.fields["a"], event.fields["b"])}
+    everybody = world(case) <= pairs or len(pairs) == 2
+    first: First = "all" if everybody else min(pairs)
+    yield Finding(
+        mode="duplicate-gpu",
+        analyst="placement",
+        likelihood=0.95,
+        because=f"Ranks {', '.join(sorted(event.fields['rank'] for event in clashing))} were given the same visible device.",
+        first=first,
+        suspects=() if everybody else (min(pairs),),
+        evidence=(*_quotes(clashing[:3], "cause"), *_quotes(said[:2], "cause")),
+    )
+
+
+def _worlds_of_one(case: Case) -> Iterator[Finding]:
+    """Several processes that each believe to be rank 0 of a world of one."""
+    alone = case.of("nested-world")
+    places = {(event.line.artifact.name, event.host, event.line.pid, event.line.rank) for event in alone}
+    if len(alone) > 1 and len({event.line.number for event in alone} | places) > 1:
+        yield Finding(
+            mode="nested-launcher",
+            analyst="placement",
+            likelihood=0.85,
+            because=f"{len(alone)} processes each say that they are rank 0 of a world of one: a launcher was started inside another.",
+            first="all",
+            evidence=_quotes(alone[:4], "cause"),
+            not_proven="which of the two launchers was meant to make the world",
+        )
+
+
+def _versions(case: Case) -> Iterator[Finding]:
+    """NCCL's version as the ranks print it, where they differ and the job failed in NCCL."""
+    by_version: dict[str, Event] = {}
+    for event in case.of("nccl-version"):
+        if event.line.text.lstrip().startswith("NCCL version") or "NCCL INFO" in event.line.text:
+            by_version.setdefault(event.fields["version"], event)
+    if len(by_version) < 2:
+        return
+    failed = [event for event in case.events if event.signature in _NCCL_FAILED]
+    if not failed:
+        return
+    yield Finding(
+        mode="nccl-version-mismatch",
+        analyst="placement",
+        likelihood=0.78,
+        because=f"The ranks run different NCCL versions: {', '.join(sorted(by_version))}.",
+        first="all",
+        evidence=(*_quotes(list(by_version.values())[:3], "cause"), *_quotes(failed[:1], "effect")),
+        not_proven="that the versions cannot work together",
+    )
+
+
+_NCCL_FAILED = frozenset(
+    {"nccl-usage", "nccl-remote-error", "nccl-socket-closed", "nccl-truncated", "collective-stuck", "nccl-connect-failed"}
+)
+
+
+def _addresses(case: Case) -> Iterator[Finding]:
+    """Addresses that ranks advertise and that no other host reaches: the same on two hosts, or of a bridge or of loopback."""
+    failed = [event for event in case.events if event.signature in FAILED_TO_CONNECT]
+    if not failed:
+        return
+    used = case.of("nccl-interface-used")
+    hosts: dict[str, dict[str, Event]] = defaultdict(dict)
+    for event in used:
+        if event.host:
+            hosts[event.fields["address"]].setdefault(event.host, event)
+    named = [
+        event
+        for event in failed
+        if signatures()[event.signature].mode in ("firewall-no-route", "container-network-unreachable")
+    ]
+    blamed = next((rank for event in (named or failed) if (rank := rank_of(event, case)) is not None), None)
+    twice = next((list(found.values()) for found in hosts.values() if len(found) > 1), [])
+    if twice:
+        yield _unreachable(
+            "container-network-unreachable", 0.92, "Several hosts advertise the same address", twice, named or failed, blamed
+        )
+        return
+    if len({event.host for event in used if event.host}) < 2 and len(hosts) < 2:
+        return
+    wrong = [event for event in used if event.fields["interface"].startswith(BRIDGES) or event.fields["interface"] == "lo"]
+    if wrong:
+        rank = next((rank for event in wrong if (rank := rank_of(event, case)) is not None), blamed)
+        yield _unreachable(
+            "wrong-socket-interface",
+            0.9,
+            f"NCCL took the interface {wrong[0].fields['interface']}",
+            wrong[:2],
+            named or failed,
+            rank,
+        )
+
+
+def _unreachable(
+    mode: str, likelihood: float, because: str, shown: Sequence[Event], failed: Sequence[Event], first: int | None
+) -> Finding:
+    return Finding(
+        mode=mode,
+        analyst="placement",
+        likelihood=likelihood,
+        because=f"{because} ({shown[0].fields['address']}), which other hosts cannot reach.",
+        first=first,
+        suspects=() if first is None else (first,),
+        host=failed[0].host,
+        at_ns=failed[0].t_ns,
+        evidence=(*_quotes(shown[:2], "cause"), *_quotes(failed[:2], "cause")),
+        not_proven="which interface all hosts share",
+    )
+
+
+def _quotes(events: Sequence[Event], role: str) -> tuple[Quote, ...]:
+    return tuple(
+        quote(event.line, "cause" if role == "cause" else "confirm" if role == "confirm" else "effect") for event in events
+    )

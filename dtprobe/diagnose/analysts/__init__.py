@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dtprobe.diagnose.analysts import (
+    attempts,
     collectives,
     direct,
     exits,
@@ -17,6 +18,7 @@ from dtprobe.diagnose.analysts import (
     progress,
     ras,
     stacks,
+    states,
     tracebacks,
     watchdog,
 )
@@ -37,6 +39,8 @@ ANALYSTS: tuple[Analyst, ...] = (
     nccl_makings.analyse,
     ras.analyse,
     stacks.analyse,
+    states.analyse,
+    attempts.analyse,
     healthy.analyse,
     collectives.analyse,
 )

@@ -5,8 +5,10 @@ It needs neither torch nor a GPU, and imports nothing that starts or injects any
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from dtprobe.diagnose import intake
@@ -17,6 +19,7 @@ from dtprobe.diagnose.decide import decide
 from dtprobe.diagnose.diagnosis import Diagnosis
 from dtprobe.diagnose.intake.kinds import TEXTS
 from dtprobe.diagnose.lines import read_all
+from dtprobe.diagnose.operations import operations
 from dtprobe.diagnose.signatures import events_of
 from dtprobe.diagnose.who import identify, seated
 
@@ -68,4 +71,5 @@ def diagnose(paths: Sequence[Path], tell: Tell | None = None) -> Diagnosis:
     with opened(paths, tell) as case:
         if tell is not None:
             tell("joining what was read")
-        return decide(case, [finding for analyse in ANALYSTS for finding in analyse(case)])
+        answer = decide(case, [finding for analyse in ANALYSTS for finding in analyse(case)])
+        return replace(answer, read=Counter(one.kind for one in case.artifacts), operations=operations(case))

@@ -58,7 +58,8 @@ def decide(case: Case, findings: Sequence[Finding]) -> Diagnosis:
     failures = [one for one in ranked if one.mode != HEALTHY]
     healthy = next((one for one in ranked if one.mode == HEALTHY), None)
     best = failures[0] if failures and failures[0].likelihood >= DECIDED else None
-    if best is None and healthy is not None and healthy.likelihood >= DECIDED and not failures:
+    doubt = failures[0].likelihood if failures else 0.0
+    if best is None and healthy is not None and healthy.likelihood - doubt >= DECIDED:
         best = healthy
     missing = tuple(case.missing) + tuple(f"{one.source}: {one.text}" for one in case.problems)
     if best is None:

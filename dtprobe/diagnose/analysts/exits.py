@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator, Sequence
 
@@ -20,6 +21,9 @@ _MODES = {
     signal.SIGILL: ("sigabrt", 0.5),
     signal.SIGFPE: ("sigabrt", 0.5),
 }
+_GONE = re.compile(
+    r"(?i)connection (?:was )?(?:likely )?(?:reset|closed)|closed by (?:remote )?peer|remote process exited|got 0 bytes|broken pipe"
+)
 _FOLLOWS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
@@ -35,6 +39,7 @@ def analyse(case: Case) -> Iterator[Finding]:
     if not own:
         yield from _code(case, found)
     yield from _left_early(case, found)
+    yield from _lost(case)
 
 
 def _aborted_as_told(case: Case, one: End) -> bool:
@@ -169,6 +174,29 @@ def _left_early(case: Case, found: Sequence[End]) -> Iterator[Finding]:
     ended = sorted(rank for rank in clean if rank not in hurt)
     if ended and len(ended) <= max(1, len(world(case)) // 2):
         yield _early(case, ended, clean, lost)
+
+
+def _lost(case: Case) -> Iterator[Finding]:
+    """Every rank but one reports that a connection closed: it is the one that is gone."""
+    reports = [one for one in raised(case) if one.effect and one.rank is not None and _GONE.search(one.text)]
+    told = {one.rank: one.line for one in reports} | {
+        event.rank: event.line for event in case.events if event.rank is not None and _GONE.search(event.line.text)
+    }
+    silent = world(case) - {rank for rank in told if rank is not None}
+    if len(silent) == 1 and len(told) > 1:
+        rank = next(iter(silent))
+        seat = case.who.of(rank)
+        yield Finding(
+            mode="rank-lost",
+            analyst="exits",
+            likelihood=0.5,
+            because=f"All ranks but {rank} report closed connections: rank {rank} went, and nothing of it says how.",
+            first=rank,
+            suspects=(rank,),
+            host=seat.host if seat else None,
+            evidence=tuple(quote(line, "effect") for line in list(told.values())[:3]),
+            not_proven="how it ended",
+        )
 
 
 def _early(case: Case, ended: Sequence[int], clean: dict[int, Line], lost: Sequence[Raised]) -> Finding:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dtprobe.diagnose.case import Case, Finding, First, Quote, quote
 from dtprobe.diagnose.facts.ends import ends
 from dtprobe.diagnose.facts.raised import Raised, raised
-from dtprobe.diagnose.facts.words import words
+from dtprobe.diagnose.facts.words import named_rank, words
 
 MANY = 0.5
 """The same exception on more than this part of the ranks is everybody's."""
@@ -28,8 +28,9 @@ def analyse(case: Case) -> Iterator[Finding]:
     named: First = "all" if everybody or unnamed_many else (ranks[0] if ranks else None)
     effects = [one for one in found if one.effect][:2]
     at = first.where
+    ended = first.type.rpartition(".")[2] in ("StopIteration", "StopAsyncIteration") and not everybody
     yield Finding(
-        mode="python-exception-one-rank",
+        mode="uneven-dataloader-desync" if ended else "python-exception-one-rank",
         analyst="tracebacks",
         likelihood=0.62 if named == "all" else (0.85 if ranks else 0.7),
         because=_because(first, named, len(alike)) + (f" It came from {at}." if at else ""),
@@ -79,8 +80,18 @@ def _rank(case: Case, one: Raised) -> int | None:
             return seat.rank
         if (rank := words(case).processes.get((one.line.host, one.line.pid))) is not None:
             return rank
+    if (rank := announced(case, one)) is not None:
+        return rank
     own = {end.rank for end in ends(case) if end.rank is not None and end.code > 0}
     return own.pop() if len(own) == 1 else None
+
+
+def announced(case: Case, one: Raised) -> int | None:
+    """The rank that the line just before a bare traceback names: a logger's own line stands before the exception it was given."""
+    if one.first_line < 2:
+        return None
+    before = (line for line in case.lines if line.artifact.name == one.line.artifact.name and line.number == one.first_line - 1)
+    return next((rank for line in before if (rank := named_rank(line.text)) is not None), None)
 
 
 def _size(case: Case) -> int:

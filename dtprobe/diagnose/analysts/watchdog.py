@@ -27,6 +27,7 @@ def analyse(case: Case) -> Iterator[Finding]:
     yield from _reports(case)
     yield from _store(case)
     yield from _stuck_watchdog(case)
+    yield from _lengths(case)
     found = hang(case)
     if found is not None:
         yield from _hang(case, found)
@@ -64,9 +65,16 @@ def _hang(case: Case, one: Hang) -> Iterator[Finding]:
             likelihood=0.6,
             because=f"{_ranks(one.waiting)} wait in group {one.group} while others wait in {', '.join(one.crossed)}.",
             suspects=tuple(sorted({item.rank for item in waits(case).timeouts})),
-            evidence=tuple(quote(item.line, "cause") for item in waits(case).timeouts[:SEVERAL]),
+            evidence=_crossed(case),
             at_ns=one.began_ns,
+            not_proven="which of the two orders is the wrong one",
         )
+
+
+def _crossed(case: Case) -> tuple[Quote, ...]:
+    """Who waits, and how far each rank is in which group."""
+    lines = [item.line for item in waits(case).timeouts[:SEVERAL]] + [item.line for item in waits(case).statuses[:SEVERAL]]
+    return tuple(quote(line, "cause") for line in lines)
 
 
 def _evidence(case: Case, one: Hang) -> tuple[Quote, ...]:
@@ -340,6 +348,25 @@ def _reports(case: Case) -> Iterator[Finding]:
             at_ns=lagging[0].t_ns,
             evidence=tuple(quote(event.line, "cause") for event in lagging[:3]),
             not_proven="what the missing rank did instead",
+        )
+
+
+def _lengths(case: Case) -> Iterator[Finding]:
+    """Gloo got a longer message than it has room for: the sizes of two ranks differ, and neither is known to be the wrong one."""
+    events = case.of("gloo-length-mismatch")
+    if events:
+        fields = events[0].fields
+        both = tuple(sorted(world(case)))
+        yield Finding(
+            mode="collective-shape-mismatch",
+            analyst="watchdog",
+            likelihood=0.85,
+            because=f"A rank got a message of {fields['sent']} bytes where it expected {fields['expected']}: the ranks bring unlike sizes.",
+            suspects=both if len(both) == 2 else (),
+            host=events[0].host,
+            at_ns=events[0].t_ns,
+            evidence=tuple(quote(event.line, "cause") for event in events[:2]),
+            not_proven="which of the sides brought the wrong size",
         )
 
 

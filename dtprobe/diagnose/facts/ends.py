@@ -128,9 +128,9 @@ def _single(case: Case, event: Event, forced: set[int]) -> Iterator[End]:
         case "mpirun-signal":
             yield End(line=line, code=code, rank=int(fields["task"]), host=fields["host"], source="mpirun")
         case "shell-signal":
-            pid = int(fields["pid"]) if "pid" in fields else None
-            seat = case.who.at_pid(pid, line.host) if pid is not None else None
-            yield End(line=line, code=code, rank=seat.rank if seat else line.rank, pid=pid, source="shell")
+            told = int(fields["pid"]) if "pid" in fields else None
+            seat = case.who.at_pid(told, line.host) if told is not None else None
+            yield End(line=line, code=code, rank=seat.rank if seat else line.rank, pid=told, source="shell")
         case "exit-code-list":
             yield End(line=line, code=code, rank=int(fields["rank"]), source="list")
         case "fatal-python":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -13,6 +13,7 @@ from dtprobe.diagnose.facts.raised import raised
 from dtprobe.diagnose.facts.timeouts import DEFAULT_GROUP, Status, Timeout, Waits, waits
 
 Kind = Literal["absent", "other-operation", "other-size", "other-place", "nobody", "p2p", "some"]
+Key = Callable[[Timeout], Hashable]
 P2P = frozenset({"SEND", "RECV", "COALESCED", "RECVANYSOURCE", "UNKNOWN"})
 _P2P_CALLS = {"send": "SEND", "isend": "SEND", "recv": "RECV", "irecv": "RECV", "batch_isend_irecv": "COALESCED"}
 FEW = 0.5
@@ -126,7 +127,7 @@ def _in_group(case: Case, joined: Waits, group: str) -> Hang:
         return result("absent", behind)
     if silent and len(silent) <= FEW * len(members):
         return result("absent", silent)
-    if odd := _minority(timeouts, joined, lambda one: (one.op, one.seq) if one.seq is None else one.op):
+    if odd := _minority(timeouts, joined, lambda one: one.op):
         return result("other-operation", odd)
     if odd := _minority(timeouts, joined, lambda one: one.numel_in):
         return result("other-size", odd)
@@ -141,7 +142,8 @@ def _in_group(case: Case, joined: Waits, group: str) -> Hang:
 
 def _members(joined: Waits, group: str) -> frozenset[int]:
     """The ranks that were heard of in this group."""
-    return frozenset(one.rank for one in (*joined.statuses, *joined.timeouts) if one.group == group)
+    told = {one.rank for one in joined.statuses if one.group == group}
+    return frozenset(told | {one.rank for one in joined.timeouts if one.group == group})
 
 
 def _left_out(status: Status | None, timeouts: Sequence[Timeout]) -> bool:
@@ -150,7 +152,7 @@ def _left_out(status: Status | None, timeouts: Sequence[Timeout]) -> bool:
     return status is not None and status.idle and wanted is not None and status.enqueued < wanted
 
 
-def _minority(timeouts: Sequence[Timeout], joined: Waits, key) -> set[int]:  # type: ignore[no-untyped-def]
+def _minority(timeouts: Sequence[Timeout], joined: Waits, key: Key) -> set[int]:
     """The ranks that differ in this from most; of two halves those that enqueued less, then those that bring less."""
     seen = Counter(value for one in timeouts if (value := key(one)) is not None)
     if len(seen) < 2:
@@ -169,7 +171,7 @@ def _minority(timeouts: Sequence[Timeout], joined: Waits, key) -> set[int]:  # t
     return {one.rank for one in timeouts if key(one) == guilty}
 
 
-def _least(timeouts: Sequence[Timeout], joined: Waits, value: object, key) -> int | None:  # type: ignore[no-untyped-def]
+def _least(timeouts: Sequence[Timeout], joined: Waits, value: object, key: Key) -> int | None:
     found = [status.enqueued for one in timeouts if key(one) == value and (status := joined.status(one.rank, one.group))]
     return min(found, default=None)
 

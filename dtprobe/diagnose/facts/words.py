@@ -192,11 +192,17 @@ def _processes(lines: Sequence[Line]) -> dict[tuple[str | None, int], int]:
     return {process: next(iter(ranks)) for process, ranks in said.items() if len(ranks) == 1}
 
 
+def named_rank(text: str) -> int | None:
+    """The rank that a line names."""
+    found = _RANK_WORD.search(text)
+    return int(found["rank"]) if found else None
+
+
 def _speaker(line: Line, leading: frozenset[str]) -> int | None:
     if line.rank is not None:
         return line.rank
-    if found := _RANK_WORD.search(line.text):
-        return int(found["rank"])
+    if (rank := named_rank(line.text)) is not None:
+        return rank
     if leading and (found := _FIRST_NUMBER.match(line.text)):
         return int(found["rank"])
     if (found := _TWO_WORDS.match(line.text)) and says("says-clean-end", line):

@@ -42,7 +42,8 @@ class Artifact:
 class Line:
     """One line of a text artifact. `text` is clean: no colours, no tags of launchers, no time stamp of theirs; `raw` as it stands.
 
-    `t_ns` is UTC nanoseconds where the line tells a time that can be placed, else null. `number` counts from 1.
+    `t_ns` is UTC nanoseconds where the line tells a time that can be placed, else null; `zoned` whether its stamp shows a zone, without
+    which it is taken as UTC. `number` counts from 1.
     """
 
     artifact: Artifact
@@ -54,6 +55,7 @@ class Line:
     local_rank: int | None = None
     host: str | None = None
     pid: int | None = None
+    zoned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ _HEADER = 1 << 20
 """A tar's extended header, or a zip's directory in units of 16, beyond this is refused: it would be held in memory."""
 _LEAVE = 1 << 30
 """Bytes that stay free on the disk of the temporary folder."""
-_NO_TEXT = frozenset({"binary", "elf", "weights", "perf-data"})
+_NO_TEXT = frozenset({"elf", "weights", "perf-data"})
 """Kinds of which the first bytes are enough."""
 
 

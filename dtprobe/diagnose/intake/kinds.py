@@ -118,12 +118,12 @@ def _mostly(pattern: re.Pattern[bytes], head: bytes, share: float) -> bool:
 
 
 def _json(start: bytes) -> str:
-    if _mostly(_OBJECT_LINE, start, 0.8):
-        return "jsonl"
     if b'"entries"' in start and any(
         one in start for one in (b'"pg_config"', b'"version"', b'"collective_seq_id"', b'"record_id"')
     ):
         return "flight-recorder"
+    if _mostly(_OBJECT_LINE, start, 0.8) and len(_OBJECT_LINE.findall(start[:8192])) > 1:
+        return "jsonl"
     if b'"traceEvents"' in start or (b'"deviceProperties"' in start and b'"schemaVersion"' in start):
         return "kineto"
     if b'"communicators' in start and b'"nccl_version"' in start:
@@ -137,7 +137,12 @@ def _json(start: bytes) -> str:
 
 def _tagged(start: bytes) -> str:
     """Lines that begin with a bracket are mostly a log."""
-    for pattern, kind in ((_STACK, "stacks"), (_NCCL, "nccl-log"), (_KERNEL, "kernel-log")):
-        if _mostly(pattern, start, 0.0 if kind == "stacks" else 0.5):
+    for pattern, kind, share in (
+        (_STACK, "stacks", 0.0),
+        (_STRACE, "strace", 0.2),
+        (_NCCL, "nccl-log", 0.5),
+        (_KERNEL, "kernel-log", 0.5),
+    ):
+        if _mostly(pattern, start, share):
             return kind
     return "text"

@@ -19,8 +19,8 @@ from dtprobe.diagnose.lines.habits import learned
 from dtprobe.diagnose.signatures import anchors
 from dtprobe.readers.artifact import Problem, Problems, ReaderError, one_line, read_bytes
 
-WHOLE = 4 << 20
-TOGETHER = 24 << 20
+WHOLE = 2 << 20
+TOGETHER = 16 << 20
 SAMPLE = 64 << 10
 _SAMPLE_LINES = 400
 LONGEST = 64 << 10
@@ -57,6 +57,7 @@ class _Before:
     host: str | None = None
     pid: int | None = None
     t_ns: int | None = None
+    zoned: bool = False
 
 
 def read_all(artifacts: Sequence[Artifact], problems: Problems) -> list[Line]:
@@ -64,12 +65,16 @@ def read_all(artifacts: Sequence[Artifact], problems: Problems) -> list[Line]:
     dated = sorted(one.dated_ns for one in artifacts if one.dated_ns is not None)
     near_ns = dated[len(dated) // 2] if dated else None
     lines: list[Line] = []
+    extent = scan.Extent()
     left = TOGETHER
-    large = sum(one.size > WHOLE for one in artifacts)
+    large = [one.name for one in artifacts if one.size > WHOLE]
     for one in artifacts:
         whole = one.size <= min(WHOLE, left)
         left -= one.size if whole else 0
-        lines.extend(read_lines(one, problems, near_ns, whole=whole, most=max(scan.FEWEST, scan.MOST // max(large, 1))))
+        most = max(scan.FEWEST, scan.MOST // max(len(large), 1))
+        lines.extend(read_lines(one, problems, near_ns, extent=None if whole else extent, most=most))
+    if extent.bytes:
+        problems.append(Problem(large[0] if len(large) == 1 else "large logs", "cut", str(extent)))
     return lines
 
 
@@ -78,29 +83,28 @@ def read_lines(
     problems: Problems | None = None,
     near_ns: int | None = None,
     *,
-    whole: bool = True,
+    extent: scan.Extent | None = None,
     most: int = scan.MOST,
 ) -> Iterator[Line]:
-    """The lines of a text artifact; `whole` unless only the parts around anchors (`most` lines) are wanted.
+    """The lines of a text artifact: all of them, or with `extent`, to which it adds, those around anchors, about `most`.
 
     `near_ns` is about when the job ran, for stamps without a year. What cannot be read is a problem, never an exception.
     """
     told: Problems = []
     try:
-        numbered = _numbered(artifact, whole, most, told)
-        yield from _lines(artifact, numbered, near_ns)
+        yield from _lines(artifact, _numbered(artifact, extent, most, told), near_ns)
     except ReaderError as error:
         told.append(Problem("", "unreadable", one_line(error.message)))
     if problems is not None:
         problems.extend(replace(one, source=artifact.name) for one in told)
 
 
-def _numbered(artifact: Artifact, whole: bool, most: int, problems: Problems) -> Iterator[tuple[int, bytes]]:
+def _numbered(artifact: Artifact, extent: scan.Extent | None, most: int, problems: Problems) -> Iterator[tuple[int, bytes]]:
     """Line numbers, from 1, and the lines' bytes."""
-    if whole:
+    if extent is None:
         data = _plain(read_bytes(artifact.path, 2 * WHOLE, problems))
         return enumerate(data.split(b"\n"), 1)
-    return scan.around(artifact, (*anchors(), *ANCHORS), most, problems)
+    return scan.around(artifact, (*anchors(), *ANCHORS), most, extent)
 
 
 def _plain(data: bytes) -> bytes:
@@ -172,7 +176,7 @@ def _line(artifact: Artifact, number: int, raw: str, found: Envelope, before: _B
     own = found.rank is not None or found.local_rank is not None or found.pid is not None or found.labelled
     if own or not _CONTINUES.match(found.text):
         before.rank, before.local_rank, before.pid = found.rank, found.local_rank, found.pid
-        before.host, before.t_ns = found.host, found.t_ns
+        before.host, before.t_ns, before.zoned = found.host, found.t_ns, not found.bare
     t_ns = before.t_ns if found.t_ns is None else found.t_ns
     return Line(
         artifact=artifact,
@@ -184,4 +188,5 @@ def _line(artifact: Artifact, number: int, raw: str, found: Envelope, before: _B
         local_rank=artifact.local_rank if before.local_rank is None else before.local_rank,
         host=before.host or artifact.host,
         pid=before.pid,
+        zoned=before.zoned if found.t_ns is None else not found.bare,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from typing import BinaryIO
@@ -15,7 +15,7 @@ from typing import BinaryIO
 from ahocorasick_rs import BytesAhoCorasick, Implementation, MatchKind
 
 from dtprobe.diagnose.case import Artifact
-from dtprobe.readers.artifact import Problem, Problems, opened
+from dtprobe.readers.artifact import opened
 
 CHUNK = 4 << 20
 FIRST, LAST = 400, 200
@@ -92,10 +92,27 @@ class _Read:
     ended: bool
 
 
-def around(artifact: Artifact, anchors: tuple[str, ...], most: int, problems: Problems) -> Iterator[tuple[int, bytes]]:
+@dataclass(slots=True)
+class Extent:
+    """How much there was, and how much of it was read. `dense` are the anchors that stand in so many lines that they were given up."""
+
+    bytes: int = 0
+    lines: int = 0
+    read: int = 0
+    dense: set[str] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.bytes / 1e6:,.1f} MB of logs: {self.read:,} of {self.lines:,} lines were read: heads, tails, and what stands "
+            "around the first and last of each known text"
+        )
+        return f"{text}; too frequent to follow: {', '.join(sorted(self.dense))}" if self.dense else text
+
+
+def around(artifact: Artifact, anchors: tuple[str, ...], most: int, extent: Extent) -> Iterator[tuple[int, bytes]]:
     """Numbers and bytes of the lines that may matter, in their order, each once. Raises ReaderError."""
     with opened(artifact.path) as file:
-        kept, newlines, size = _hits(file, anchors, problems)
+        kept, newlines, size = _hits(file, anchors, extent.dense)
         hits = kept.chosen(most)
         told = 0
         done, number = 0, 1  # what was given out: up to this offset, where this line begins
@@ -108,17 +125,12 @@ def around(artifact: Artifact, anchors: tuple[str, ...], most: int, problems: Pr
         for at, text in _tail(file, size, newlines, done, max(1, most // 4)):
             told += 1
             yield at, text
-    problems.append(
-        Problem(
-            artifact.name,
-            "cut",
-            f"a large log ({size / 1e6:,.0f} MB): {told:,} of its {newlines:,} lines were read: the head, the tail, and those around "
-            f"the first and last of each known text",
-        )
-    )
+    extent.bytes += size
+    extent.lines += max(newlines, told)
+    extent.read += told
 
 
-def _hits(file: BinaryIO, anchors: tuple[str, ...], problems: Problems) -> tuple[_Kept, int, int]:
+def _hits(file: BinaryIO, anchors: tuple[str, ...], given_up: set[str]) -> tuple[_Kept, int, int]:
     """The hits, the number of line ends and the size, by one pass over the file."""
     kept = _Kept(anchors)
     wanted = list(range(len(anchors)))
@@ -149,12 +161,7 @@ def _hits(file: BinaryIO, anchors: tuple[str, ...], problems: Problems) -> tuple
         if dense and len(wanted) > len(dense):
             wanted = [one for one in wanted if one not in dense]
             automaton = _automaton(tuple(anchors[one] for one in wanted))
-            problems.extend(
-                Problem(
-                    "", "cut", f"{anchors[one]!r} stands in more than {DENSE:,} lines: not looked for behind line {newlines:,}"
-                )
-                for one in dense
-            )
+            given_up.update(anchors[one] for one in dense)
 
 
 def _window(file: BinaryIO, offset: int, at: int, last: int, done: int, number: int) -> Iterator[_Read]:

@@ -71,10 +71,8 @@ def build(data: Mapping[str, Any]) -> Summary:
     """The content, from a `summary.json`."""
     rows = [_row(one) for one in data["scenarios"]]
     counts = tuple((status, n) for status in STATUSES if (n := sum(row.status == status for row in rows)))
-    good, ran = (
-        sum(row.status == "as-expected" for row in rows),
-        sum(row.status not in ("unsupported", "not-run") for row in rows),
-    )
+    good = sum(row.status == "as-expected" for row in rows)
+    left = [f"{n} {status.replace('-', ' ')}" for status, n in counts if status in ("unsupported", "not-run")]
     versions, machine = data["versions"], data["machine"]
     facts = {
         "took": words.number(data["took_s"], "s"),
@@ -86,7 +84,7 @@ def build(data: Mapping[str, Any]) -> Summary:
         "machine": f"{machine.get('cores', '?')} cores, {machine.get('kernel', 'unknown kernel')}",
     }
     return Summary(
-        headline=f"{good} of {ran} scenarios as expected",
+        headline=", ".join((f"{good} of {len(rows)} scenarios as expected", *left)),
         began=datetime.fromtimestamp(data["began_ns"] / 1e9, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         well=data["well"],
         interrupted=data["interrupted"],

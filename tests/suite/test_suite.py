@@ -44,7 +44,7 @@ def test_each_scenario_says_what_became_of_it_in_one_summary(tmp_path):
     links = re.findall(r'href="(\./\.\./\.\./[^"]+)"', page)
     assert len(links) == 3 and all((folder / link).is_file() for link in links)
     assert page.index("quick:crashes") < page.index("quick:plain"), "what is wrong comes first"
-    assert "1 of 2 scenarios as expected" in (folder / "summary.md").read_text()
+    assert "1 of 3 scenarios as expected, 1 unsupported" in (folder / "summary.md").read_text()
     (suite,) = ElementTree.parse(folder / "junit.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "1", "1")
     claims = (tmp_path / "claims.md").read_text()

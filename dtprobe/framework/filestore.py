@@ -269,7 +269,7 @@ class SafeFileStore(dist.Store):
 
     @contextlib.contextmanager
     def _locked(self, *, exclusive: bool = True) -> Iterator[None]:
-        with self._turn:
+        with self._turn, self._there():
             if self._file < 0:
                 raise FrameworkError(f"the store {self.folder} is closed")
             deadline = time.monotonic() + self._timeout_s
@@ -289,6 +289,18 @@ class SafeFileStore(dist.Store):
                 yield
             finally:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def _there(self) -> Iterator[None]:
+        """NFS has no file any more where another host removed it; a local file system keeps it for who has it open."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            raise FrameworkError(
+                f"{self.folder}/log was removed while in use", "see who removed it; start a new attempt"
+            ) from None
 
     def _read(self) -> None:
         """Take in what others appended. We hold the lock, so an incomplete record is a torn one, not one being written."""

@@ -269,7 +269,7 @@ def postmortem(
         Path | None,
         typer.Option(
             "--out",
-            help="Write DIR/postmortem/<utc-time>-<id>/ with diagnosis.json, report.html, report.md and timeline.json (for "
+            help="Write DIR/postmortem/TIME-ID/ with diagnosis.json, report.html, report.md and timeline.json (for "
             "ui.perfetto.dev). Default: runs; with --json nothing is written unless --out is given.",
             metavar="DIR",
         ),
@@ -278,7 +278,7 @@ def postmortem(
 ) -> None:
     """What failed first in a dead or hung job, on which rank, why, and the lines that prove it.
 
-    Exit code 0: no failure was found; 1: one was, or the artifacts do not decide.
+    Exit code 0: no failure was found; 1: one was, or the artifacts do not decide; 2: wrong usage; 3: dtprobe itself failed.
 
     Example: `dtprobe postmortem logs/ --json`
     """

@@ -8,11 +8,13 @@ import secrets
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dtprobe.diagnose.diagnosis import Diagnosis, parsed
-from dtprobe.report.postmortem import note, page, trace
 from dtprobe.store.files import plain, read_json, sync_folder, writing
 from dtprobe.store.runs import HALF_MADE, POSTMORTEMS, RUN_ID, run_id, sweep
+
+if TYPE_CHECKING:
+    from dtprobe.diagnose.diagnosis import Diagnosis
 
 
 def write(diagnosis: Diagnosis, out: Path, *, subject: Sequence[str] = (), now_ns: int, token: str | None = None) -> Path:
@@ -20,6 +22,8 @@ def write(diagnosis: Diagnosis, out: Path, *, subject: Sequence[str] = (), now_n
 
     It appears under its name with all its files or not at all, whatever interrupts. Raises DtprobeError where it cannot be written.
     """
+    from dtprobe.report.postmortem import note, page, trace  # not needed to find a folder, and slow
+
     told = note.of(diagnosis)
     texts = {
         "diagnosis.json": json.dumps(plain(diagnosis.json), indent=2, allow_nan=False) + "\n",
@@ -58,4 +62,6 @@ def find(reference: str, out: Path) -> Path | None:
 
 def read(path: Path) -> Diagnosis:
     """The diagnosis in a postmortem's folder. Raises DtprobeError where it is damaged."""
+    from dtprobe.diagnose.diagnosis import parsed
+
     return parsed(read_json(path / "diagnosis.json"))

@@ -17,6 +17,8 @@ LANE = 30
 HEAD = 20
 CUT = 46
 """The room of a silence that was cut."""
+OPEN = 30
+"""How far the bar of what never ended goes beyond all else."""
 TICK = 76
 NEAR = 15
 """Marks nearer than this on a lane are one."""
@@ -54,7 +56,8 @@ def draw(data: Timeline, width: float, name: str) -> Markup:
     label = 128.0 if width > 500 else 62.0
     height = 12 + len(data.lanes) * LANE + HEAD * len([host for host in hosts if host]) + 34
     canvas = Canvas(width, height, name, "Timeline", data.summary)
-    axis = _Axis(data.stretches, label + 14, width - 16)
+    stuck = any(one.end_ns is None for lane in data.lanes for one in lane.operations)
+    axis = _Axis(data.stretches, label + 14, width - 16 - (OPEN if stuck else 0))
     bottom = height - 30
     _cuts(canvas, axis, bottom)
     _ticks(canvas, axis, data, bottom)
@@ -112,7 +115,8 @@ def _tick(ns: int, step: int) -> str:
     """A time after zero, with as many digits as tell ticks apart that are `step` nanoseconds from each other."""
     if not 0 < step < SECOND or ns == 0:
         return since(ns)
-    return f"{ns / SECOND:+.{math.ceil(-math.log10(step / SECOND))}f} s"
+    scale, unit = (SECOND, "s") if step >= SECOND // 10 else (10**6, "ms")
+    return f"{ns / scale:+.{max(0, math.ceil(-math.log10(step / scale)))}f} {unit}"
 
 
 def _nice(length: float) -> int:
@@ -142,7 +146,7 @@ def _lane(canvas: Canvas, axis: _Axis, lane: Lane, y: float, label: float, width
 def _bar(canvas: Canvas, axis: _Axis, operation: Operation, middle: float) -> None:
     open_ = operation.end_ns is None
     begin = axis(operation.begin_ns)
-    end = axis(operation.end_ns) if operation.end_ns is not None else axis.sides[-1][1] + 8
+    end = axis(operation.end_ns) if operation.end_ns is not None else axis.sides[-1][1] + OPEN
     number = f" #{operation.seq}" if operation.seq is not None else ""
     group = f" of {operation.group}" if operation.group else ""
     took = "never seen to end" if operation.end_ns is None else duration(operation.end_ns - operation.begin_ns)

@@ -16,7 +16,7 @@ from dtprobe.report import words
 LANES = 24
 TOLD = 60
 """Moments in the list."""
-BARS = 60
+BARS = 24
 """Operations drawn of a lane: the last ones."""
 CUT_SHARE = 0.3
 """A silence longer than this share of what is left is cut out of the picture."""
@@ -149,7 +149,10 @@ def _zero(parts: Sequence[tuple[Moment, Part]], diagnosis: Diagnosis) -> tuple[i
     """The moment that times are counted from: the first cause, else the first of the rank that failed first, else the first."""
     timed = [(moment.t_ns, moment, part) for moment, part in parts if moment.t_ns is not None]
     if not timed:
-        return None, ""
+        stuck = [one.begin_ns for one in diagnosis.operations if one.end_ns is None]
+        if stuck:
+            return min(stuck), "the first call that never ended"
+        return (min(one.begin_ns for one in diagnosis.operations), "the first call") if diagnosis.operations else (None, "")
     if diagnosis.failure_mode not in (HEALTHY, UNDETERMINED):
         causes = [t_ns for t_ns, _, part in timed if part == "cause"]
         if causes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,8 +12,8 @@ from markupsafe import Markup
 from dtprobe.report.postmortem.drawing import Canvas, fit
 from dtprobe.report.postmortem.waits import Graph, Node
 
-BOX, HIGH = 150, 52
-BETWEEN = 46
+BOX, HIGH = 156, 52
+BETWEEN = 40
 """From one column to the next."""
 APART, TIED = 12, 30
 """Between boxes of a column, and between those of a cycle, where the arrows need room."""
@@ -142,8 +143,13 @@ def _box(canvas: Canvas, x: float, y: float, node: Node) -> None:
         canvas.text(x + 8, y + 45, "suspect" if node.suspect else "", size=11, ink="fault", room=room)
         return
     operation, group = node.doing[0]
-    canvas.text(x + 8, y + 32, f"in {operation}", size=11, ink="muted", room=room)
+    canvas.text(x + 8, y + 32, _short(operation), size=11, ink="muted", room=room)
     more = [f"of {group}"] if group else []
     more += [f"+{len(node.doing) - 1} more"] if len(node.doing) > 1 else []
     more += ["for one another"] if node.cycle and len(node.ranks) > 1 else []
     canvas.text(x + 8, y + 45, ", ".join(more[-2:]), size=11, ink="muted", room=room)
+
+
+def _short(operation: str) -> str:
+    """`all_reduce seq 13` as `all_reduce #13`."""
+    return re.sub(r" seq (\d+)$", r" #\1", operation)

@@ -1,0 +1,80 @@
+"""Exceptions come out of interleaved, tagged and nested output, and effects are told from causes."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtprobe.diagnose.facts.raised import raised
+
+
+def test_interleaved_tracebacks_of_two_ranks_are_kept_apart(case):
+    found = raised(
+        case(
+            "[rank0]: Traceback (most recent call last):",
+            "[rank1]: Traceback (most recent call last):",
+            '[rank0]:   File "/a/x.py", line 1, in f',
+            '[rank1]:   File "/a/y.py", line 2, in g',
+            "[rank1]:     boom()",
+            "[rank1]: ValueError: of one",
+            "[rank0]:     bang()",
+            "[rank0]: KeyError: 'zero'",
+        )
+    )
+    assert {(one.rank, one.type, one.where) for one in found} == {
+        (0, "KeyError", "/a/x.py:1 in f"),
+        (1, "ValueError", "/a/y.py:2 in g"),
+    }
+
+
+def test_what_is_raised_while_another_is_handled_is_chained(case):
+    found = raised(
+        case(
+            "Traceback (most recent call last):",
+            '  File "a.py", line 1, in f',
+            "ValueError: first",
+            "",
+            "During handling of the above exception, another exception occurred:",
+            "",
+            "Traceback (most recent call last):",
+            '  File "a.py", line 9, in g',
+            "RuntimeError: second",
+        )
+    )
+    assert [(one.text, one.chained) for one in found] == [("first", False), ("second", True)]
+
+
+def test_the_inner_exception_of_a_group_is_the_cause(case):
+    found = raised(
+        case(
+            "  + Exception Group Traceback (most recent call last):",
+            '  |   File "a.py", line 3, in <module>',
+            "  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)",
+            "  +-+---------------- 1 ----------------",
+            "    | Traceback (most recent call last):",
+            '    |   File "a.py", line 1, in pull',
+            "    | LookupError: nothing there",
+            "    +------------------------------------",
+        )
+    )
+    assert [one.type for one in found if not one.launcher] == ["LookupError"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.2]:411",
+        "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 2.",
+        "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+        "RuntimeError: [pair.cc:81] Timed out waiting 5000ms for recv operation to complete",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+    ],
+)
+def test_words_about_a_peer_that_is_gone_are_effects(case, text):
+    (one,) = raised(case("Traceback (most recent call last):", '  File "a.py", line 1, in f', text))
+    assert one.effect
+
+
+def test_an_exception_of_the_program_s_own_class_is_a_cause(case):
+    (one,) = raised(case("Traceback (most recent call last):", '  File "a.py", line 1, in f', "mine.BadBatch: three of four"))
+    assert not one.effect
+    assert not one.launcher

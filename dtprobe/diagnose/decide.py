@@ -10,12 +10,17 @@ from importlib.resources import files
 
 from dtprobe.diagnose.case import Case, Finding
 from dtprobe.diagnose.diagnosis import HEALTHY, UNDETERMINED, Diagnosis
-from dtprobe.diagnose.weigh import Candidate, evidence, weigh
+from dtprobe.diagnose.facts.raised import raised
+from dtprobe.diagnose.facts.words import words
+from dtprobe.diagnose.weigh import Candidate, evidence, level, weigh
 
 DECIDED = 0.5
 """Below this likelihood the answer is `undetermined`."""
 SHOWN = 10
 """So many lines of evidence are shown."""
+STARTING = frozenset({"bootstrap", "network", "config"})
+OVERCOME = 0.3
+"""What is left of trouble of these classes where steps were printed below its lines."""
 RIVAL = 0.6
 """How much a failure that the answer does not explain takes from its confidence."""
 
@@ -54,7 +59,7 @@ def modes() -> Mapping[str, Known]:
 def decide(case: Case, findings: Sequence[Finding]) -> Diagnosis:
     """The answer: the likeliest failure that no other one explains, or that the artifacts do not decide."""
     known = modes()
-    ranked = weigh(findings, {name: one.explains for name, one in known.items()})
+    ranked = weigh([_overcome(case, one) for one in findings], {name: one.explains for name, one in known.items()})
     failures = [one for one in ranked if one.mode != HEALTHY]
     healthy = next((one for one in ranked if one.mode == HEALTHY), None)
     best = failures[0] if failures and failures[0].likelihood >= DECIDED else None
@@ -83,6 +88,17 @@ def decide(case: Case, findings: Sequence[Finding]) -> Diagnosis:
         waits=next((one.waits for one in best.findings if one.waits), ()),
         not_proven=next((one.not_proven for one in best.findings if one.not_proven), ""),
     )
+
+
+def _overcome(case: Case, one: Finding) -> Finding:
+    """Trouble at the start that the job got over, for it trained afterwards, hardly failed it: unless an exception says it did."""
+    if modes()[one.mode].group not in STARTING or level(one.mode) == level("ib-link-flap"):
+        return one
+    ends = {(item.line.artifact.name, item.line.number) for item in raised(case)}
+    places = [(item.file, item.line) for item in one.evidence if item.role == "cause"]
+    if not places or any(place in ends or not words(case).trained_after(*place) for place in places):
+        return one
+    return replace(one, likelihood=one.likelihood * OVERCOME)
 
 
 def confidence(best: Candidate, others: Sequence[Candidate]) -> float:

@@ -9,7 +9,7 @@ from dtprobe.diagnose.case import Case, Finding, quote
 from dtprobe.diagnose.facts.ends import ends
 from dtprobe.diagnose.facts.raised import raised
 from dtprobe.diagnose.facts.timeouts import waits
-from dtprobe.diagnose.facts.words import says, words
+from dtprobe.diagnose.facts.words import SPOKEN, says, words
 from dtprobe.diagnose.signatures import signatures
 
 _COMPLAINS = re.compile(
@@ -22,18 +22,18 @@ _NO_COMPLAINT = re.compile(
 
 
 def analyse(case: Case) -> Iterator[Finding]:
-    """A finding where text was read, every rank that ended did so with code 0, and nothing complains."""
+    """A finding where text was read, every rank that ended did so with code 0, and nothing complains that was not overcome."""
     if not case.lines or raised(case) or waits(case).timeouts or waits(case).gloo:
         return
     if any(one.code != 0 for one in ends(case)):
         return
-    known = signatures()
-    if any(known[event.signature].mode or known[event.signature].role == "cause" for event in case.events):
+    known, told = signatures(), words(case)
+    signs = [event.line for event in case.events if known[event.signature].mode or known[event.signature].role == "cause"]
+    # Logs of kernels and tools are full of such words: of these the signatures know what counts.
+    spoken = (line for line in case.lines if line.artifact.kind in SPOKEN)
+    signs += [line for line in spoken if _COMPLAINS.search(line.text) and not _NO_COMPLAINT.search(line.text)]
+    if any(not told.trained_after(line.artifact.name, line.number) for line in signs):
         return
-    complaints = [line for line in case.lines if _COMPLAINS.search(line.text) and not _NO_COMPLAINT.search(line.text)]
-    if complaints:
-        return
-    told = words(case)
     lasts = {rank: lines[-3:] for rank, lines in told.by_rank.items() if lines} or {-1: list(told.unsaid[-5:])}
     clean = {rank: line for rank, lines in lasts.items() for line in lines if says("says-clean-end", line)}
     codes = [one for one in ends(case) if one.code == 0]

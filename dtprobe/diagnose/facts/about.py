@@ -1,7 +1,8 @@
-"""Whom an event is about: the rank that it names by number, process or GPU, not merely the one that printed it."""
+"""Whom an event is about: the rank that it names by number, process, GPU or host, not merely the one that printed it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from dtprobe.diagnose.case import Case, Event, First
@@ -11,6 +12,11 @@ DEVICE_ERRORS = ("cuda-launch-failure", "cuda-illegal-access", "cuda-ecc", "cuda
 """What a process says when its GPU has failed."""
 SECOND_HAND = "NCCL"
 """NCCL's word of a CUDA error is often about a peer's GPU."""
+FOLLOWS = 40
+"""NCCL's warning and the exception that it becomes stand this near each other."""
+_REMOTE = "remote process exited"
+_SAYS_RANK = re.compile(r"(?i)\b(?:global_?)?rank ?[=: ] ?(?P<rank>\d{1,6})\b")
+_NUMBERED = re.compile(r"^(?P<stem>.*?)(?P<number>\d+)$")
 
 
 def rank_of(event: Event, case: Case) -> int | None:
@@ -18,24 +24,54 @@ def rank_of(event: Event, case: Case) -> int | None:
     named = event.fields
     if "rank" in named and named["rank"].isdigit():
         return int(named["rank"])
-    if "gpu" in named and (seat := case.who.at_gpu(named["gpu"], event.host)):
+    host = host_of(event, case)
+    if "gpu" in named and (seat := case.who.at_gpu(named["gpu"], host)):
         return seat.rank
-    for pid in (named.get("pid"), None if "gpu" in named or "pid" in named else event.line.pid):
-        if pid is not None and (seat := case.who.at_pid(int(pid), event.host)):
-            return seat.rank
+    pid = int(named["pid"]) if "pid" in named else None if "gpu" in named else event.line.pid
+    if pid is not None and (seat := case.who.at_pid(pid, host)):
+        return seat.rank
     if "gpu" in named or "pid" in named:
-        return unseated(case, event)
-    return event.rank
+        return _said_by(case, pid) if pid is not None and (rank := _only_unseated(case)) is None else rank
+    if event.rank is not None:
+        return event.rank
+    return _follower(case, event) if event.line.pid is not None else None
 
 
-def unseated(case: Case, event: Event) -> int | None:
-    """The only rank whose process is not known, where the event names a process that is no other rank's."""
+def host_of(event: Event, case: Case) -> str | None:
+    """The host that it is about: named in it, of its artifact, or one of the job's hosts that the artifact's name holds."""
+    if event.host:
+        return event.host
+    words = set(
+        re.split(r"[^\w-]+|(?<=[a-z])[-_](?=[a-z])|\b(?:dmesg|kern|messages|journal|syslog)[-_]", event.line.artifact.name)
+    )
+    return next((seat.host for seat in case.who.seats if seat.host and seat.host in words), None)
+
+
+def _only_unseated(case: Case) -> int | None:
+    """The only rank whose process is not known, for a process that is no other rank's."""
     size = case.who.world_size
-    if "pid" not in event.fields or size is None or size < 2:
+    if size is None or not 1 < size <= 1 << 20:
         return None
-    placed = {seat.rank for seat in case.who.seats if seat.pid is not None}
-    left = set(range(size)) - placed
+    left = set(range(size)) - {seat.rank for seat in case.who.seats if seat.pid is not None}
     return left.pop() if len(left) == 1 else None
+
+
+def _said_by(case: Case, pid: int) -> int | None:
+    """The rank that a process gave as its own in its lines."""
+    said = {int(found["rank"]) for line in case.lines if line.pid == pid and (found := _SAYS_RANK.search(line.text))}
+    return said.pop() if len(said) == 1 else None
+
+
+def _follower(case: Case, event: Event) -> int | None:
+    """The rank whose exception follows a warning of NCCL from a process that is nobody's as far as known."""
+    after = [
+        one.rank
+        for one in case.of("nccl-error")
+        if one.line.artifact.name == event.line.artifact.name
+        and 0 < one.line.number - event.line.number <= FOLLOWS
+        and _REMOTE not in one.line.text
+    ]
+    return after[0] if after else None
 
 
 def device_rank(case: Case, host: str | None) -> int | None:
@@ -68,19 +104,18 @@ def world(case: Case) -> frozenset[int]:
 def whom(events: Sequence[Event], case: Case, scope: str) -> tuple[First, tuple[int, ...]]:
     """The rank that failed first after these events of one mode, in their order, and those to look at."""
     ranks = tuple(dict.fromkeys(rank for event in events if (rank := rank_of(event, case)) is not None))
-    printers = {(event.line.artifact.name, event.line.rank, event.line.pid, event.host) for event in events}
     everybody = len(ranks) > 1 and world(case) <= set(ranks)
-    if scope == "all" or (scope == "rank" and everybody):
+    if scope == "all" or (scope in ("rank", "host") and everybody):
         return "all", ()
     if scope == "alike" and (len(ranks) > 1 or not ranks):
         return "all", ()
     if scope == "store":
         return 0, (0,)
     if scope == "peer":
-        others = world(case) - set(ranks)
-        return _one(tuple(others)) if len(others) == 1 else (None, ())
-    if scope == "host" and not ranks:
-        return _of_hosts(events, case, len(printers))
+        others = tuple(world(case) - set(ranks))
+        return _one(others if len(others) == 1 else ())
+    if not ranks and scope in ("host", "rank"):
+        return _of_hosts(events, case, scope)
     return _one(ranks or (absent(case) if scope == "first" else ()))
 
 
@@ -94,16 +129,41 @@ def absent(case: Case) -> tuple[int, ...]:
     return tuple(missing) if not case.who.seen & set(missing) else ()
 
 
+def ranks_on(host: str, case: Case) -> tuple[int, ...]:
+    """The ranks of a host; where none is known, those that its number tells if hosts were filled in the order of their numbers."""
+    if ranks := case.who.on(host):
+        return ranks
+    seats = {line.host: line.rank for line in reversed(case.lines) if line.host and line.rank is not None}
+    if (own := seats.get(host)) is not None:
+        return (own,)
+    mine = _NUMBERED.match(host)
+    known = {
+        int(found["number"]): min(case.who.on(name) or (rank,))
+        for name, rank in seats.items()
+        if mine and (found := _NUMBERED.match(name)) and found["stem"] == mine["stem"]
+    }
+    if mine is None or len(known) < 2:
+        return ()
+    (low, first), (high, last) = sorted(known.items())[0], sorted(known.items())[-1]
+    each, rest = divmod(last - first, high - low)
+    if rest or each < 1 or any(rank != first + each * (number - low) for number, rank in known.items()):
+        return ()
+    start = first + each * (int(mine["number"]) - low)
+    return tuple(range(start, start + each)) if start >= 0 else ()
+
+
 def _one(ranks: Sequence[int]) -> tuple[First, tuple[int, ...]]:
     return (ranks[0], (ranks[0],)) if ranks else (None, ())
 
 
-def _of_hosts(events: Sequence[Event], case: Case, printers: int) -> tuple[First, tuple[int, ...]]:
-    hosts = list(dict.fromkeys(event.host for event in events if event.host))
-    ranks = tuple(rank for host in hosts for rank in case.who.on(host))
+def _of_hosts(events: Sequence[Event], case: Case, scope: str) -> tuple[First, tuple[int, ...]]:
+    hosts = list(dict.fromkeys(host for event in events if (host := host_of(event, case))))
+    ranks = tuple(dict.fromkeys(rank for host in hosts for rank in ranks_on(host, case)))
+    if scope == "rank":
+        return _one(ranks if len(ranks) == 1 else ())
     everywhere = {seat.host for seat in case.who.seats if seat.host}
-    if ranks and world(case) <= set(ranks):
+    if ranks and world(case) and world(case) <= set(ranks):
         return "all", ()
-    if not ranks and (len(everywhere) <= 1 or printers > 1):
+    if not ranks and len(everywhere) <= 1:
         return "all", ()
-    return _one(tuple(sorted(ranks)))
+    return _one(sorted(ranks))

@@ -19,6 +19,7 @@ LAST = 60
 """So many of the last own lines of a rank are compared with those of its peers."""
 SPOKEN = frozenset({"text"})
 """Kinds of artifacts in which a program speaks; stacks, samples and answers of tools are words about it."""
+TRAINED = 3
 STEM = 3
 NEAR = 8
 """So many of them tell what it was doing in the end."""
@@ -57,6 +58,12 @@ class Words:
     by_rank: Mapping[int, Sequence[Line]] = field(default_factory=dict)
     unsaid: Sequence[Line] = ()
     processes: Mapping[tuple[str | None, int], int] = field(default_factory=dict)
+    steps: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+
+    def trained_after(self, file: str, line: int | None) -> bool:
+        """Whether this file tells of several steps below that line: what stood in the way at the start was overcome."""
+        below = [step for number, step in self.steps.get(file, ()) if line is not None and number > line]
+        return len(below) >= TRAINED and len(set(below)) > 1
 
     def last(self, rank: int) -> Line | None:
         """The last own line of this rank."""
@@ -155,18 +162,21 @@ def words(case: Case) -> Words:
         and not _FOREIGN.search(line.text)
         and not _within(line, inside)
     ]
+    steps: dict[str, list[tuple[int, int]]] = defaultdict(list)
     by_rank: dict[int, list[Line]] = defaultdict(list)
     unsaid: list[Line] = []
     leading = _leading(own)
     processes = _processes(own)
     for line in own:
+        if found := _STEP.search(line.text):
+            steps[line.artifact.name].append((line.number, int(found["step"])))
         rank = processes.get((line.host, line.pid)) if line.pid is not None else None
         rank = _speaker(line, leading) if rank is None else rank
         if rank is None:
             unsaid.append(line)
         else:
             by_rank[rank].append(line)
-    return Words(by_rank=dict(by_rank), unsaid=tuple(unsaid), processes=processes)
+    return Words(by_rank=dict(by_rank), unsaid=tuple(unsaid), processes=processes, steps=dict(steps))
 
 
 def _within(line: Line, inside: Mapping[tuple[str, int | None], tuple[int, int]]) -> bool:

@@ -19,13 +19,15 @@ KEYS = ["arm", "repeat", "rank"]
 
 
 def windows(evidence: Evidence, what: str | None = None) -> pd.DataFrame:
-    """The tries of all arms, or those called `what`: arm, repeat, rank, what, `begun_ns`, and `ended_ns`, null for one without an end."""
-    begun = evidence.events("begun").reindex(columns=[*KEYS, "what", "try", "t_ns"])
+    """The tries of all arms, or those called `what`: arm, repeat, rank, what, `trier` (a pid), `begun_ns`, and `ended_ns`, null without an end."""
+    begun = evidence.events("begun").reindex(columns=[*KEYS, "what", "try", "pid", "t_ns"])
     ended = evidence.events("attempt").reindex(columns=[*KEYS, "what", "try", "t_ns"])
     found = begun.merge(ended, on=[*KEYS, "what", "try"], how="left", suffixes=("_begun", "_ended"))
-    found = found.rename(columns={"t_ns_begun": "begun_ns", "t_ns_ended": "ended_ns"}).astype({"ended_ns": "Int64"})
+    found = found.rename(columns={"t_ns_begun": "begun_ns", "t_ns_ended": "ended_ns", "pid": "trier"}).astype(
+        {"ended_ns": "Int64"}
+    )
     found = found[found["arm"].isin(ARMS) & (found["what"].eq(what) if what is not None else True)]
-    return found[[*KEYS, "what", "begun_ns", "ended_ns"]].reset_index(drop=True)
+    return found[[*KEYS, "what", "trier", "begun_ns", "ended_ns"]].reset_index(drop=True)
 
 
 def traced(evidence: Evidence) -> pd.DataFrame:
@@ -35,7 +37,7 @@ def traced(evidence: Evidence) -> pd.DataFrame:
 
 
 def during(evidence: Evidence, what: str, *names: str) -> pd.DataFrame:
-    """Calls of these names that a rank, or a child of it, began in its tries called `what`, with the try's `begun_ns` and `ended_ns`.
+    """Calls of these names that a rank, or a child of it, began in its tries called `what`, with the try's `trier`, `begun_ns`, `ended_ns`.
 
     Columns as in the frame `syscalls`; the kernel's answer is in `result` and `errno`. A call that never came back has no `result`.
     """

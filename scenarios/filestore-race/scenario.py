@@ -116,6 +116,34 @@ fuse = _variant(
     needs=("linux>=5.2", "torch", "fuse", "mount"),
 )
 
+REMEMBERS_A_FOLDER_S = 6.0
+
+
+def _mounted(options: str, *args: str) -> Arm:
+    return Arm("nfs_vm.py", args=("--mount", f"vers=4.2,{options}", *args))
+
+
+STALE_MOUNT = f"acdirmin={REMEMBERS_A_FOLDER_S:g},acdirmax={REMEMBERS_A_FOLDER_S:g}"
+
+nfs = _variant(
+    "nfs",
+    failure_mode="filestore-stale-read",
+    title="On NFS a name that was looked for too early stays unseen for seconds; torch's FileStore does not suffer from it",
+    claim="A rendezvous over files on NFS fails by a race, because what one client makes is not there at once for the others.",
+    source="failure document, section 3.2; nfs(5), DATA AND METADATA COHERENCE",
+    layer="filesystem",
+    certifies_not="One server and two clients are one emulated machine with a Linux 6.1 kernel: nothing about other servers and clients, nor about time on a "
+    "real network. FileStore is the one of this torch's library, called without torch's Python half and without a process group.",
+    timeout_s=300,
+    repeats=1,
+    probes=(),
+    control=_mounted("lookupcache=none"),
+    fault=_mounted(STALE_MOUNT),
+    mitigated=_mounted(STALE_MOUNT, "--store", "safe"),
+    needs=("linux", "torch", "python~=3.11.0", "qemu", "root"),
+    expect={"torch>=2.9": "partly"},
+)
+
 stale.judge(counted.stale)
 shared.judge(counted.shared)
 shell.judge(counted.shell)
@@ -129,3 +157,8 @@ def judge_torn(evidence: Evidence) -> Verdict:
 @fuse.judge
 def judge_fuse(evidence: Evidence) -> Verdict:
     return unseen.judged(evidence, REMEMBERS_S)
+
+
+@nfs.judge
+def judge_nfs(evidence: Evidence) -> Verdict:
+    return unseen.judged_over_nfs(evidence, REMEMBERS_A_FOLDER_S)

@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dtprobe.diagnose.analysts.collectives.kinds import to_come
+from dtprobe.diagnose.analysts.collectives.habits import Break, broken
 from dtprobe.diagnose.analysts.collectives.recording import Call, Recording, spans
 from dtprobe.diagnose.analysts.collectives.waits import Graph, Meet, Reason
 from dtprobe.diagnose.case import First
 from dtprobe.readers.flight_calls import Lane
 
-PAST = 4096
+MOST_ASKED = 64
+"""So many ranks and calls of a cycle are looked into."""
+_HABITS = {
+    "left-out": "collective-skipped",
+    "added": "rank-conditional-collective",
+    "exchanged": "cross-communicator-deadlock",
+    "replaced": "collective-skipped",
+}
+_DID = {
+    "left-out": "left out {count} calls and went on to",
+    "added": "made {count} calls more, beginning with",
+    "exchanged": "made {count} calls in another order, beginning with",
+    "replaced": "came with",
+}
 ALIKE = "An absent rank, a stopped one and one whose interpreter lock is held look alike in a flight recorder."
 
 
@@ -117,9 +130,53 @@ def _cycle(graph: Graph, ranks: Sequence[int]) -> Blamed:
         meet for meet, held in graph.held.items() if not members.isdisjoint(held.calls) and not members.isdisjoint(held.awaits)
     ]
     pairs = [meet for meet in meets if meet.lane is not None]
-    if pairs:
-        return _pairs(graph, ranks, meets, pairs)
-    return _crossed(graph, ranks, meets)
+    wrong = [meet for meet in pairs if "differs" in graph.held[meet].awaits.values()]
+    if wrong:
+        return _sizes(graph, wrong[0])
+    breaks = _breaks(graph, ranks)
+    if breaks:
+        return _broken(graph, ranks, meets, breaks)
+    return _pairs(graph, ranks, meets, pairs) if pairs else _crossed(graph, ranks, meets)
+
+
+def _breaks(graph: Graph, ranks: Sequence[int]) -> list[Break]:
+    """The few of the ranks that did not do what they did before; none where most did not, or no history tells."""
+    if len(ranks) > MOST_ASKED:
+        # in a large cycle nearly all are victims that wait in the same call
+        held = [graph.held[meet] for meet in {meet for rank in ranks for meet in graph.blockers[rank]}]
+        ranks = sorted({rank for one in held for rank in (*one.awaits, *list(one.calls)[:1]) if graph.open.get(rank)})[
+            :MOST_ASKED
+        ]
+    awaited = {(rank, meet.lane or Lane(meet.group.name)) for meet, held in graph.held.items() for rank in held.awaits}
+    asked = (broken(graph.recording, graph.meeting, graph.open[rank][0]) for rank in ranks)
+    found = [one for one in asked if one is not None]
+    # what was due should be what others wait for: a rank may depart from its habits for other reasons
+    sure = [one for one in found if (one.rank, one.due) in awaited]
+    some = sure or (found if len(found) == 1 else [])
+    return some if len(some) * 2 <= len(ranks) else []
+
+
+def _broken(graph: Graph, ranks: Sequence[int], meets: Sequence[Meet], breaks: Sequence[Break]) -> Blamed:
+    recording = graph.recording
+    first = breaks[0]
+    guilty = tuple(one.rank for one in breaks)
+    missed = [meet for meet in meets if any(graph.held[meet].awaits.get(rank) == "absent" for rank in guilty)]
+    effects = tuple(call for meet in (missed or meets)[:2] for call in _waiters(graph, meet) if call.rank not in guilty)
+    # which half of the job waits for it tells more than what was due
+    absent = [meet.lane is not None for meet in missed]
+    pair = all(absent) if absent and len(set(absent)) == 1 else any(lane.p2p for lane in (first.due, *first.lanes))
+    mode = "p2p-unpaired" if pair else _HABITS[first.how]
+    went = f"rank {spans(guilty)} {_DID[first.how].format(count=first.count)} {_named(recording, first.call)}, unlike the times before"
+    return Blamed(
+        mode=mode,
+        first=guilty[0],
+        suspects=guilty,
+        likelihood=0.85,
+        because=f"ranks {spans(ranks)} wait for each other; {went}",
+        causes=tuple((one.call, "went on to ") for one in breaks[:3]),
+        effects=effects[:4],
+        not_proven="That the calls of earlier steps were to come again is taken from the recorded history.",
+    )
 
 
 def _pairs(graph: Graph, ranks: Sequence[int], meets: Sequence[Meet], pairs: Sequence[Meet]) -> Blamed:
@@ -127,10 +184,6 @@ def _pairs(graph: Graph, ranks: Sequence[int], meets: Sequence[Meet], pairs: Seq
     recording = graph.recording
     calls = [graph.held[meet].calls[meet.rank] for meet in pairs]
     ops = {recording.kind(call).op for call in calls}
-    effects = tuple(calls[:3])
-    wrong = [meet for meet in pairs if "differs" in graph.held[meet].awaits.values()]
-    if wrong:
-        return _sizes(graph, wrong[0])
     unpaired = {rank: meet for meet in pairs for rank, why in graph.held[meet].awaits.items() if why == "absent"}
     if len(pairs) == len(meets) and (not unpaired or set(unpaired) >= set(ranks)):
         both = "send" if ops == {"send"} else "receive"
@@ -142,10 +195,6 @@ def _pairs(graph: Graph, ranks: Sequence[int], meets: Sequence[Meet], pairs: Seq
             because=f"ranks {spans(ranks)} {both} first, each from the other's side: nobody does the other half",
             causes=tuple((call, "waits in ") for call in calls[:4]),
         )
-    askers = [meet.rank for meet in unpaired.values()]
-    leavers = [rank for rank in askers if _left_out(graph, rank, meets)]
-    if leavers and not any(_left_out(graph, rank, pairs) for rank in unpaired):
-        return _skipper(graph, leavers, meets)
     suspects = sorted(unpaired) or list(ranks)
     meet = unpaired[suspects[0]] if unpaired else pairs[0]
     return Blamed(
@@ -155,7 +204,7 @@ def _pairs(graph: Graph, ranks: Sequence[int], meets: Sequence[Meet], pairs: Seq
         likelihood=0.85,
         because=f"rank {meet.rank} waits in {_named(recording, graph.held[meet].calls[meet.rank])}; "
         f"rank {spans(suspects)} never made its half and waits elsewhere",
-        causes=tuple((call, "waits in ") for call in effects),
+        causes=tuple((call, "waits in ") for call in calls[:3]),
         effects=tuple(call for rank in suspects[:2] for call in graph.open[rank][:1]),
         not_proven="Whether the half that is missing was left out, or the other one was one too many.",
     )
@@ -183,25 +232,19 @@ def _unusual(recording: Recording, call: Call) -> bool:
 
 
 def _crossed(graph: Graph, ranks: Sequence[int], meets: Sequence[Meet]) -> Blamed:
-    """Only collectives: two groups entered in opposite orders, or one call left out by who went on to another group's."""
+    """Only collectives, and no history tells: groups were entered in opposite orders."""
     causes = tuple((call, "waits in ") for meet in meets for call in list(graph.held[meet].calls.values())[:2])
     flipped = _flipped(graph, meets)
     if flipped is None:
         flipped = _smaller_side(graph, ranks, meets)
-        leavers = [rank for rank in flipped if _left_out(graph, rank, meets)]
-        if leavers:
-            return _skipper(graph, leavers, meets)
-    suspects = flipped or list(ranks)
-    one = flipped[0] if len(flipped) == 1 else None
+    few = flipped and len(flipped) < len(ranks)
     return Blamed(
         mode="cross-communicator-deadlock",
-        first=one if one is not None else flipped[0] if flipped and len(flipped) < len(ranks) else None,
-        suspects=tuple(suspects),
+        first=flipped[0] if few else None,
+        suspects=tuple(flipped or ranks),
         likelihood=0.9,
         because=f"ranks {spans(ranks)} wait for each other in calls of {len({meet.group for meet in meets})} groups"
-        + (
-            f"; rank {spans(flipped)} entered them in the opposite order" if flipped else ": each entered them in another order"
-        ),
+        + (f"; rank {spans(flipped)} entered them in the opposite order" if few else ": each entered them in another order"),
         causes=causes[:6],
     )
 
@@ -211,8 +254,8 @@ def _flipped(graph: Graph, meets: Sequence[Meet]) -> list[int] | None:
     that made both differ."""
     found: list[int] = []
     decided = False
-    for at, one in enumerate(meets):
-        for other in meets[at + 1 :]:
+    for at, one in enumerate(meets[:MOST_ASKED]):
+        for other in meets[at + 1 : MOST_ASKED]:
             before, after = _orders(graph, one, other)
             if before and after:
                 decided = True
@@ -224,7 +267,8 @@ def _flipped(graph: Graph, meets: Sequence[Meet]) -> list[int] | None:
 def _orders(graph: Graph, one: Meet, other: Meet) -> tuple[list[int], list[int]]:
     before: list[int] = []
     after: list[int] = []
-    for rank, calls in graph.recording.ranks.items():
+    for rank in set(one.group.members) & set(other.group.members) & set(graph.recording.ranks):
+        calls = graph.recording.ranks[rank]
         mine, yours = (calls.columns.get(Lane(meet.group.name)) for meet in (one, other))
         if mine is None or yours is None:
             continue
@@ -235,57 +279,11 @@ def _orders(graph: Graph, one: Meet, other: Meet) -> tuple[list[int], list[int]]
 
 
 def _smaller_side(graph: Graph, ranks: Sequence[int], meets: Sequence[Meet]) -> list[int]:
-    """Where two calls hold each other up: the ranks in that which fewer are in; none where it cannot be told."""
+    """Where two calls hold each other up: the ranks in that which fewer are in; none where as many are in either."""
     if len(meets) != 2:
         return []
     sides = sorted((sorted(set(graph.held[meet].calls)) for meet in meets), key=len)
-    if len(sides[0]) < len(sides[1]):
-        return [rank for rank in sides[0] if rank in ranks]
-    breaking = [side for side in sides if any(_left_out(graph, rank, meets) for rank in side)]
-    return breaking[0] if len(breaking) == 1 else []
-
-
-def _skipper(graph: Graph, ranks: Sequence[int], meets: Sequence[Meet]) -> Blamed:
-    recording = graph.recording
-    missed = [meet for meet in meets if any(graph.held[meet].awaits.get(rank) == "absent" for rank in ranks)]
-    effects = _waiters(graph, missed[0])
-    return Blamed(
-        mode="collective-skipped",
-        first=min(ranks),
-        suspects=tuple(sorted(ranks)),
-        likelihood=0.85,
-        because=f"rank {spans(ranks)} never entered {_named(recording, effects[0])}, which came next the times before, "
-        "and went on to what follows",
-        causes=tuple((graph.open[rank][0], "went on to ") for rank in ranks[:3]),
-        effects=effects,
-    )
-
-
-def _left_out(graph: Graph, rank: int, meets: Sequence[Meet]) -> bool:
-    """Whether the rank waits where, the times before, one of these calls came, which it did not make."""
-    if not graph.open.get(rank):
-        return False
-    recording = graph.recording
-    calls = recording.ranks[rank]
-    here = graph.open[rank][0]
-    order = recording.column(here).order[here.place]
-    lanes = {lane: number for number, lane in enumerate(calls.columns)}
-    merged = sorted(
-        (column.order[place], (lanes[lane] << 32) | column.kind[place])
-        for lane, column in calls.columns.items()
-        for place in range(max(0, len(column) - PAST), len(column))
-        if column.order[place] < order
-    )
-    ahead = to_come([token for _, token in merged])
-    if not ahead:
-        return False
-    for meet in meets:
-        if graph.held[meet].awaits.get(rank) != "absent":
-            continue
-        lane = meet.lane or Lane(meet.group.name)
-        if lane in lanes and ahead[0] >> 32 == lanes[lane]:
-            return True
-    return False
+    return [rank for rank in sides[0] if rank in ranks] if len(sides[0]) < len(sides[1]) else []
 
 
 def _made(graph: Graph, meet: Meet) -> int:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dtprobe.diagnose.analysts.collectives.kinds import Meeting, base, to_come
+from dtprobe.diagnose.analysts.collectives.kinds import Meeting, base
 from dtprobe.diagnose.analysts.collectives.recording import Call, Group, Recording
+from dtprobe.diagnose.analysts.collectives.sequences import FAR, compared, to_come
 from dtprobe.readers.flight_calls import DONE, Column, Lane
 
-FAR = 64
-"""A rank that left out or added more calls than this is not recognised as such."""
-SWAPPED = 16
 LOOK = 256
+PAST = 4096
 ROUNDS = 8
 """So many departures of a group are told apart, one after the other."""
 BARRIERS = ("barrier", "all_reduce_barrier")
+TOLD = {
+    "left-out": "collective-skipped",
+    "added": "rank-conditional-collective",
+    "exchanged": "collective-order-mismatch",
+}
 PLAIN = {"op": "collective-type-mismatch", "dtype": "collective-dtype-mismatch", "size": "collective-shape-mismatch"}
 
 
@@ -132,7 +136,7 @@ def _usual(meeting: Meeting, column: Column, seq: int) -> bool:
     place = column.at(seq)
     if place is None:
         return False
-    past = column.kind.tolist()[max(0, place - 4096) : place]
+    past = column.kind.tolist()[max(0, place - PAST) : place]
     ahead = to_come(past)
     return bool(ahead) and meeting.same(ahead[0], column.kind[place])
 
@@ -183,45 +187,17 @@ def _story(recording: Recording, meeting: Meeting, model: Column, odd: Column, h
     site, other_site = sites[model.site[here]], sites[odd.site[there]]
     if plain == "op" and site and site == other_site:
         return PLAIN["op"], 1  # one line of code, two operations
-    # A rank whose processor waits in this very call shows nothing behind it: what came the last time stands for it.
-    ahead = ours + to_come(model.kind.tolist()[max(0, here - 4096) : here + len(ours)], FAR) if len(ours) < FAR else ours
-    for count in range(2, min(SWAPPED, len(ahead), len(theirs)) + 1):
-        if _permuted(meeting, ahead[:count], theirs[:count]):
-            return "collective-order-mismatch", count
-    replaced = _agree(meeting, ours[1:], theirs[1:])
-    left_out = _shifted(meeting, ahead, theirs)
-    if left_out is not None and not (replaced and left_out > 1):
-        return "collective-skipped", left_out
-    added = _shifted(meeting, theirs, ours)
-    if added is not None and not replaced:
-        return "rank-conditional-collective", added
+    ahead = ours
+    if len(ours) < FAR:
+        # A rank whose processor waits in this very call shows nothing behind it: what came the last time stands for it.
+        ahead = ours + to_come(model.kind.tolist()[max(0, here - PAST) : here + len(ours)], FAR)
+    how, count = compared(ahead, theirs, meeting.same, len(ours))
+    if how in TOLD:
+        return TOLD[how], count
     kinds = recording.tables.kinds
     if base(kinds[theirs[0]].op) in BARRIERS and site != other_site and _begins_again(meeting, model, here):
         return "uneven-dataloader-desync", 1
     return PLAIN[plain or "op"], 1
-
-
-def _permuted(meeting: Meeting, one: Sequence[int], other: Sequence[int]) -> bool:
-    rest = list(other)
-    for kind in one:
-        place = next((at for at, candidate in enumerate(rest) if meeting.same(kind, candidate)), None)
-        if place is None:
-            return False
-        del rest[place]
-    return True
-
-
-def _agree(meeting: Meeting, one: Sequence[int], other: Sequence[int]) -> bool:
-    pairs = list(zip(one, other, strict=False))
-    return bool(pairs) and all(meeting.same(*pair) for pair in pairs)
-
-
-def _shifted(meeting: Meeting, whole: Sequence[int], short: Sequence[int]) -> int | None:
-    """How many calls of `whole` must be taken out for `short` to follow it. A single call tells only of one that is left out."""
-    for count in range(1, min(FAR, len(whole) - 1) + 1):
-        if _agree(meeting, whole[count:], short) and (count == 1 or min(len(whole) - count, len(short)) > 1):
-            return count
-    return None
 
 
 def _begins_again(meeting: Meeting, column: Column, place: int) -> bool:

@@ -196,7 +196,7 @@ def _blamed(recording: Recording, one: blame.Blamed, edges: tuple[Waiting, ...])
 
 
 def _late(recording: Recording, one: Late) -> Finding:
-    how = "by how long each rank was in the call" if one.timed else "by the times of the calls, constant distances taken off"
+    how = "by how long each rank was in the call" if one.timed else "by the time from call to call on each rank's own clock"
     evidence: Sequence[Quote] = [quote(recording, call, "cause", f"{ms:.1f} ms late to ") for call, ms in one.shown]
     return Finding(
         mode="straggler",

@@ -1,4 +1,4 @@
-"""Whether two calls can meet, and which call is to come after others."""
+"""Whether two calls can meet."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ SAME_SIZES = frozenset(
     )
 )
 """Operations to which all members bring as many elements. Others, and those that nobody knows, may be uneven by right."""
-CONTEXT = 8
-"""So many earlier calls, at most, tell which call was to come."""
 
 
 def base(op: str) -> str:
@@ -53,6 +51,8 @@ class Meeting:
     def __init__(self, kinds: Sequence[Kind]) -> None:
         self._kinds = kinds
         self._told: dict[tuple[int, int], Difference | None] = {}
+        self._alike: dict[int, int] = {}
+        self._numbers: dict[tuple[str, int, tuple[str, ...] | None], int] = {}
 
     def difference(self, one: int, other: int) -> Difference | None:
         if one == other:
@@ -65,12 +65,10 @@ class Meeting:
     def same(self, one: int, other: int) -> bool:
         return one == other or self.difference(one, other) is None
 
-
-def to_come(past: Sequence[int], most: int = 1) -> list[int]:
-    """What followed the last time that the calls before were the same ones: at most `most` calls, none where they never were."""
-    for length in range(min(CONTEXT, len(past)), 0, -1):
-        context = past[len(past) - length :]
-        for place in range(len(past) - length - 1, -1, -1):
-            if past[place : place + length] == context:
-                return list(past[place + length : place + length + most])
-    return []
+    def alike(self, kind: int) -> int:
+        """One number for all kinds that can meet each other."""
+        if kind not in self._alike:
+            one = self._kinds[kind]
+            size = sum(one.ins) if one.ins is not None and base(one.op) in SAME_SIZES else -1
+            self._alike[kind] = self._numbers.setdefault((one.op, size, one.dtypes), len(self._numbers))
+        return self._alike[kind]

@@ -1,7 +1,7 @@
 """Ranks that come late to collectives again and again, where all complete.
 
 Where dumps tell how long each rank was in a call, the last one to enter is the one that was in it shortest: that needs no clock.
-Without, the times of the calls are compared, after each rank's constant distance from the others, which may be a clock's, is taken off.
+Without, the time that each rank took from its call before is compared with the others': on its own clock, so that none is compared.
 Late is who is late to most calls of one kind, more often than chance has it, and by more than a few percent of the time.
 """
 
@@ -11,6 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dtprobe.diagnose.analysts.collectives.kinds import base
 from dtprobe.diagnose.analysts.collectives.recording import SYNCHRONISING, Call, Group, Recording
@@ -24,7 +25,8 @@ SHARE = 0.05
 """Of the time that the calls span, the others' waiting must be at least this."""
 CHANCE = 1e-3
 FEWEST = 4
-LONG_AGO = 0.1
+FEWEST_BY_CLOCK = 3
+"""Of two ranks, the times of their calls alone do not tell which is late."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,8 @@ def _of_group(recording: Recording, group: Group, columns: dict[int, Column], su
     moments = list(_by_duration(columns, window))
     timed = len(moments) >= FEWEST
     if not timed:
+        if len(ranks) < FEWEST_BY_CLOCK:
+            return None
         moments = list(_by_clock(columns, window))
     by_kind: dict[int, list[_Moment]] = {}
     waited: dict[int, float] = defaultdict(float)
@@ -134,11 +138,11 @@ def _by_duration(columns: dict[int, Column], window: Sequence[int]) -> Iterator[
 
 
 def _by_clock(columns: dict[int, Column], window: Sequence[int]) -> Iterator[_Moment]:
-    created = [[column.created[seq - column.seq[0]] / 1e6 for seq in window] for column in columns.values()]
-    spread = [_against_middle(some) for some in zip(*created, strict=True)]
-    usual = [sorted(some)[int(len(window) * LONG_AGO)] for some in zip(*spread, strict=True)]
-    for seq, some in zip(window, spread, strict=True):
-        yield _Moment(seq, _kind(columns, seq), _against_middle([one - two for one, two in zip(some, usual, strict=True)]))
+    """By how much longer than the others each rank took from its call before: no clock is compared with another's."""
+    for before, seq in pairwise(window):
+        places = [(column, seq - column.seq[0], before - column.seq[0]) for column in columns.values()]
+        took = [(column.created[now] - column.created[then]) / 1e6 for column, now, then in places]
+        yield _Moment(seq, _kind(columns, seq), _against_middle(took))
 
 
 def _kind(columns: dict[int, Column], seq: int) -> int:

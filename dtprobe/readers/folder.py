@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pandas as pd
 
-from dtprobe.readers import bpf, events, flight_recorder, inotify, logs, nccl_ring, nsys, perf, proc, pyspy, strace
+from dtprobe.readers import bpf, events, flight_recorder, inotify, iperf, logs, nccl_ring, nsys, perf, proc, pyspy, rdma, strace
 from dtprobe.readers.artifact import Problem, Problems, ReaderError, one_line, rank_of
 from dtprobe.readers.schema import Schema
 
@@ -33,6 +33,10 @@ SCHEMAS: Mapping[str, Schema] = {
         perf.COUNTS,
         nsys.SCHEMA,
         nccl_ring.SCHEMA,
+        rdma.BANDWIDTH,
+        rdma.COUNTERS,
+        rdma.PORTS,
+        iperf.SCHEMA,
         PROBLEMS,
     )
 }
@@ -82,6 +86,10 @@ _READERS: Mapping[str, tuple[str, Reader]] = {
     "bpf": (r"bpf\.txt", _traced),
     "nsys": (r"[\w.-]*\.sqlite", _one("gpu_ops", nsys.read_nsys)),
     "nccl_ring": (r"nccl-\d+(?:-\d+)?\.ring", _one("nccl_calls", nccl_ring.read_nccl_ring)),
+    "perftest": (r"ib_(?:write|read|send)_bw[\w.-]*\.(?:txt|log)", _one("rdma_bandwidth", rdma.read_perftest)),
+    "rdma_counters": (r"(?:hw_)?counters[\w.-]*\.txt", _one("rdma_counters", rdma.read_counters)),
+    "ibstat": (r"ibstat[\w.-]*\.txt", _one("rdma_ports", rdma.read_ibstat)),
+    "iperf": (r"iperf3?[\w.-]*\.json", _one("iperf", iperf.read_iperf)),
     "logs": (r"(?:stdout|stderr)\.log", _one("log_lines", logs.read_logs)),
 }
 _KINDS = {kind: re.compile(pattern) for kind, (pattern, _) in _READERS.items()}

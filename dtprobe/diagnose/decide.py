@@ -13,6 +13,7 @@ from dtprobe.diagnose.diagnosis import HEALTHY, UNDETERMINED, Diagnosis
 from dtprobe.diagnose.facts.raised import raised
 from dtprobe.diagnose.facts.words import words
 from dtprobe.diagnose.weigh import Candidate, evidence, level, weigh
+from dtprobe.readers.artifact import Problem
 
 DECIDED = 0.5
 """Below this likelihood the answer is `undetermined`."""
@@ -56,8 +57,11 @@ def modes() -> Mapping[str, Known]:
     }
 
 
-def decide(case: Case, findings: Sequence[Finding]) -> Diagnosis:
-    """The answer: the likeliest failure that no other one explains, or that the artifacts do not decide."""
+def decide(case: Case, findings: Sequence[Finding], failed: Sequence[Problem] = ()) -> Diagnosis:
+    """The answer: the likeliest failure that no other one explains, or that the artifacts do not decide.
+
+    `failed` are analysts that could not judge this case; the answer says so.
+    """
     known = modes()
     ranked = weigh([_overcome(case, one) for one in findings], {name: one.explains for name, one in known.items()})
     failures = [one for one in ranked if one.mode != HEALTHY]
@@ -66,7 +70,7 @@ def decide(case: Case, findings: Sequence[Finding]) -> Diagnosis:
     doubt = failures[0].likelihood if failures else 0.0
     if best is None and healthy is not None and healthy.likelihood - doubt >= DECIDED:
         best = healthy
-    missing = tuple(case.missing) + tuple(f"{one.source}: {one.text}" for one in case.problems)
+    missing = tuple(case.missing) + tuple(f"{one.source}: {one.text}" for one in (*case.problems, *failed))
     if best is None:
         return _undetermined(ranked, missing)
     about = known[best.mode]

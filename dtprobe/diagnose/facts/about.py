@@ -31,7 +31,8 @@ def rank_of(event: Event, case: Case) -> int | None:
     if pid is not None and (seat := case.who.at_pid(pid, host)):
         return seat.rank
     if "gpu" in named or "pid" in named:
-        return _said_by(case, pid) if pid is not None and (rank := _only_unseated(case)) is None else rank
+        rank = None if pid is None else _only_unseated(case)
+        return _said_by(case, pid) if rank is None and pid is not None else rank
     if event.rank is not None:
         return event.rank
     return _follower(case, event) if event.line.pid is not None else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtprobe import Arm, Mitigation, Scenario, Verdict, proc
-from dtprobe.authoring import symptoms
+from dtprobe import Arm, Mitigation, Scenario, Verdict, proc, strace
+from dtprobe.authoring import symptoms, syscalls
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 LIMIT = 110
 GROUPS = 25
 SHORT = 1
+MAKE = ("openat", "socket", "accept4", "epoll_create", "epoll_create1", "eventfd2", "pipe2", "dup")
+"""Calls that give a new descriptor."""
+
 LIMITED = (f"resource:nofile,rank={SHORT},limit={LIMIT}",)
 ASKED = ("--groups", str(GROUPS))
 
@@ -29,7 +32,7 @@ scenario = Scenario(
     certifies_not="Nothing about a host whose files are used up by others (ENFILE), nor about data loaders and shared memory.",
     world_size=2,
     repeats=2,
-    probes=(proc(hz=20),),
+    probes=(proc(hz=20), strace(calls=",".join(MAKE))),
     control=Arm("worker.py", (*ASKED, "--ways", "ended,kept", "--timeout-s", "30")),
     fault=Arm("worker.py", (*ASKED, "--ways", "kept"), faults=LIMITED),
     mitigated=Arm("worker.py", (*ASKED, "--ways", "ended"), faults=LIMITED),
@@ -47,13 +50,18 @@ def judge(evidence: Evidence) -> Verdict:
     failed, clean = (symptoms.counts(kept, kept["failed"], arm) for arm in ("fault", "control"))
     fault = kept[kept["arm"].eq("fault")]
     short, other = fault[fault["rank"].eq(SHORT)], fault[fault["rank"].ne(SHORT)]
-    kind = symptoms.apart(failed, clean, whole=bool(failed[0] == failed[1] and not other["says_so"].any()))
+    traced = _traced(evidence)
+    refused = traced[traced["arm"].eq("fault")]
+    # the kernel's own answer, where it was recorded: to the rank that is short, and to no other
+    by_kernel = bool((refused["refused"].gt(0) == refused["rank"].eq(SHORT)).all())
+    kind = symptoms.apart(failed, clean, whole=bool(failed[0] == failed[1] and not other["says_so"].any() and by_kernel))
     grown = kept.loc[kept["arm"].eq("control"), "grown_per_group"]
     because = (
         f"Under a limit of {LIMIT} descriptors on rank {SHORT} {failed[0]} of {failed[1]} ranks did not come through {GROUPS} kept groups, {clean[0]} of "
         f"{clean[1]} without it. Of {len(short)} on rank {SHORT} {int(short['died'].sum())} were aborted and {int(short['says_so'].sum())} got an error that speaks of open "
         f"files; of {len(other)} on the other rank {int(other['says_so'].sum())} did{_last_words(other)}. A kept group costs {grown.median():.1f} descriptors."
     )
+    because += _kernel_said(refused)
     cured = tries[tries["arm"].eq("mitigated")]
     if len(cured):
         because += f" Ended by the registry: {int((~cured['failed']).sum())} of {len(cured)} ranks came through, {cured['grown'].max():g} descriptors left at most."
@@ -65,6 +73,7 @@ def judge(evidence: Evidence) -> Verdict:
             "ranks_failed": symptoms.share(tries, tries["failed"]),
             "process_aborted": symptoms.share(tries, tries["died"]),
             "errors_that_speak_of_open_files": symptoms.share(tries[tries["failed"] & ~tries["died"]], tries["says_so"]),
+            "calls_refused": symptoms.measure(traced, "refused", unit="EMFILE a rank"),
             "descriptors_per_kept_group": symptoms.measure(kept, "grown_per_group", unit="descriptors"),
             "descriptors_per_ended_group": symptoms.measure(
                 tries[tries["what"].eq("groups ended")], "grown_per_group", unit="descriptors"
@@ -72,6 +81,28 @@ def judge(evidence: Evidence) -> Verdict:
         },
         because=because + symptoms.chance(kind),
     )
+
+
+def _traced(evidence: Evidence) -> pd.DataFrame:
+    """One row a traced rank: how often the kernel refused it a descriptor (EMFILE) in its tries, which call first, and after which collective."""
+    import pandas as pd
+
+    calls = pd.concat([syscalls.during(evidence, f"groups {way}", *MAKE) for way in ("kept", "ended")])
+    calls = syscalls.after_collectives(evidence, calls[calls["errno"].eq("EMFILE")])
+    keys = syscalls.KEYS
+    first = calls.groupby(keys).agg(
+        refused=("name", "size"), call=("name", "first"), op=("op", "first"), since_s=("since_s", "first")
+    )
+    return syscalls.traced(evidence).merge(first.reset_index(), on=keys, how="left").fillna({"refused": 0})
+
+
+def _kernel_said(refused: pd.DataFrame) -> str:
+    own = refused[refused["refused"].gt(0)]
+    if own.empty:
+        return "" if len(refused) else " No system call was traced here."
+    one = own.iloc[0]
+    after = f", {one['since_s']:.3f} s after the rank had called {one['op']}" if isinstance(one["op"], str) else ""
+    return f" Traced: the kernel refused rank {one['rank']} {int(one['refused'])} descriptors (EMFILE), the first in {one['call']}{after}."
 
 
 def _last_words(rows: pd.DataFrame) -> str:

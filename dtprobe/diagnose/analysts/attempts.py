@@ -11,7 +11,10 @@ from dtprobe.diagnose.facts.ends import ends
 from dtprobe.diagnose.seen.observed import Try
 
 ANALYST = "attempts"
-RAISED, LEFT, SHORT = 0.72, 0.7, 0.72
+RAISED, LEFT, SHORT, SENDING, PARTIAL = 0.72, 0.7, 0.72, 0.75, 0.65
+_DIRECTION = re.compile(r"ms for (send|recv) operation to complete")
+_LATER_GROUP = re.compile(r"wait timeout after \d+ ?ms, keys: \S*/(?P<group>[1-9]\w*)//(?:cpu|cuda)//\d+/(?P<awaited>\d+)\b")
+"""Gloo's addresses of one rank of a group in the store; group 0 is the default one."""
 _PEER = re.compile(
     r"(?i)connection (?:closed|reset|refused|was)|closed by peer|reset by peer|broken pipe|timed? ?out|read bytes|socket|unreachable|"
     r"remote process|network error|application timeout|wait timeout|DistNetworkError|DistStoreError|nccl|recv(?:Value|Vector)?\b|store"
@@ -25,14 +28,59 @@ SOON_NS = 5_000_000_000
 def analyse(case: Case) -> Iterator[Finding]:
     """Findings where ranks recorded tries."""
     found = seen.of(case).tries
-    if len({one.rank for one in found}) < 2:
-        return
     failed = sorted((one for one in found if one.error and one.ended_ns is not None), key=lambda one: one.ended_ns or 0)
     if not failed:
+        return
+    yield from _sending(failed)
+    yield from _partial(failed)
+    if len({one.rank for one in found}) < 2:
         return
     yield from _raised(failed)
     yield from _left(case, found, failed)
     yield from _short(found, failed)
+
+
+def _sending(failed: Sequence[Try]) -> Iterator[Finding]:
+    """Several ranks timed out in nothing but sends: each of them sent first."""
+    ways: dict[int, set[str]] = {}
+    for one in failed:
+        if found := _DIRECTION.search(one.text):
+            ways.setdefault(one.rank, set()).add(found[1])
+    senders = sorted(rank for rank, way in ways.items() if way == {"send"})
+    if len(senders) < 2:
+        return
+    lines = {one.rank: one.line for one in failed if one.rank in senders and "for send operation" in one.text}
+    only = len(senders) == len(ways)
+    yield Finding(
+        mode="send-send-deadlock",
+        analyst=ANALYST,
+        likelihood=SENDING if only else SENDING - 0.1,
+        because=f"Ranks {', '.join(map(str, senders))} all timed out in a send: each sends before it receives.",
+        suspects=tuple(senders),
+        at_ns=failed[0].ended_ns,
+        evidence=tuple(quote(line, "cause") for line in list(lines.values())[:3]),
+        not_proven="which of them should receive first",
+    )
+
+
+def _partial(failed: Sequence[Try]) -> Iterator[Finding]:
+    """A later group's start waited for the address of a member that never came to make it."""
+    waits = [(one, found) for one in failed if (found := _LATER_GROUP.search(one.text))]
+    if not waits:
+        return
+    waiting = {one.rank for one, _found in waits}
+    awaited = {int(found["awaited"]) for _one, found in waits} - waiting
+    yield Finding(
+        mode="new-group-misuse",
+        analyst=ANALYST,
+        likelihood=PARTIAL,
+        because=f"Rank {min(waiting)} made group {waits[0][1]['group']} and waited for member {waits[0][1]['awaited']}, which never made it.",
+        first=min(awaited) if len(awaited) == 1 else None,
+        suspects=tuple(sorted(awaited or waiting)),
+        at_ns=waits[0][0].ended_ns,
+        evidence=tuple(quote(one.line, "cause") for one, _found in waits[:2]),
+        not_proven="whether it made no group or one with other members",
+    )
 
 
 def _raised(failed: Sequence[Try]) -> Iterator[Finding]:

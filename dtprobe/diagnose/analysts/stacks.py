@@ -34,8 +34,13 @@ def analyse(case: Case) -> Iterator[Finding]:
     forked = list(_forked(found))
     yield from forked
     if not forked:
-        yield from _elsewhere(found)
+        yield from _elsewhere(found) if not _all_well(found) else ()
     yield from _crashed(found.stacks)
+
+
+def _all_well(found: Seen) -> bool:
+    """Whether every try that the ranks recorded ended without an error: then a stack shows a rank that was late, not one that is lost."""
+    return bool(found.tries) and all(one.ended_ns is not None and not one.error for one in found.tries)
 
 
 def _stopped(stacks: Sequence[Stack]) -> Iterator[Finding]:

@@ -1,0 +1,84 @@
+"""Restarts that met what the attempt before had left in the store, and launchers that each made a world of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dtprobe.diagnose import seen
+from dtprobe.diagnose.case import Case, Finding, quote
+from dtprobe.diagnose.seen.observed import Observation, Try
+
+ANALYST = "restarts"
+STALE, NESTED = 0.85, 0.7
+TOGETHER_NS = 5_000_000_000
+"""Begun within so long of each other's end: not one after the other."""
+MESH = ("gloo-mesh-refused", "gloo-mesh-failed", "gloo-loopback-connect", "gloo-unreachable")
+
+
+def analyse(case: Case) -> Iterator[Finding]:
+    """A finding each for a stale store and for nested launchers."""
+    observed = seen.of(case).observations
+    yield from _stale(case, observed)
+    yield from _nested(seen.of(case).tries)
+
+
+def _stale(case: Case, observed: Sequence[Observation]) -> Iterator[Finding]:
+    """The mesh of a restarted attempt goes to addresses that nobody listens at any more."""
+    refused = [event for event in case.of(*MESH) if "refused" in event.line.text.lower()]
+    if not refused:
+        return
+    told = case.of("restart-count")
+    again = _restarted(observed)
+    if not told and not again:
+        return
+    ranks = tuple(sorted({event.rank for event in refused if event.rank is not None}))
+    evidence = [quote(refused[0].line, "cause")]
+    evidence += [quote(event.line, "cause") for event in told[:1]] + [quote(one.line, "confirm") for one in again[:2]]
+    yield Finding(
+        mode="restart-stale-store",
+        analyst=ANALYST,
+        likelihood=STALE,
+        because="After a restart a rank connects to an address at which nobody listens: it was read from the store of the attempt before.",
+        suspects=ranks,
+        at_ns=refused[0].t_ns,
+        evidence=tuple(evidence),
+        not_proven="why the attempt before the restart failed",
+    )
+
+
+def _restarted(observed: Sequence[Observation]) -> list[Observation]:
+    """The last record of a rank's first process and the first one of a later process of that rank."""
+    last: dict[int, Observation] = {}
+    for one in sorted(observed, key=lambda each: each.t_ns):
+        if one.rank is None or one.pid is None or one.kind in ("begun", "attempt"):
+            continue  # whoever starts the attempts records them, too
+        before = last.get(one.rank)
+        if before is not None and before.pid != one.pid:
+            return [before, one]
+        last[one.rank] = one
+    return []
+
+
+def _nested(tries: Sequence[Try]) -> Iterator[Finding]:
+    """Processes at one time that each say they are rank 0, and none that it is another."""
+    zeros: dict[int, list[Try]] = {}
+    for one in tries:
+        if one.rank != 0:
+            return
+        if one.pid is not None:
+            zeros.setdefault(one.pid, []).append(one)
+    if len(zeros) < 2:
+        return
+    begun = max(found[0].begun_ns for found in zeros.values())
+    ended = min(found[-1].ended_ns or found[-1].begun_ns for found in zeros.values())
+    if begun > ended + TOGETHER_NS:
+        return
+    yield Finding(
+        mode="nested-launcher",
+        analyst=ANALYST,
+        likelihood=NESTED,
+        because=f"{len(zeros)} processes of one job each say that they are rank 0, and none that it is another: each made a world of its own.",
+        first="all",
+        evidence=tuple(quote(found[0].line, "cause") for found in list(zeros.values())[:4]),
+        not_proven="which launcher was started by which",
+    )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dtprobe.diagnose.analysts import (
     attempts,
+    checks,
     collectives,
     direct,
     exits,
@@ -14,15 +17,18 @@ from dtprobe.diagnose.analysts import (
     nccl_calls,
     nccl_errors,
     nccl_makings,
+    pace,
     placement,
     progress,
     ras,
+    restarts,
     stacks,
     states,
     tracebacks,
     watchdog,
 )
-from dtprobe.diagnose.case import Analyst
+from dtprobe.diagnose.case import Analyst, Case, Finding
+from dtprobe.readers.artifact import Problem, one_line
 
 ANALYSTS: tuple[Analyst, ...] = (
     direct.analyse,
@@ -32,6 +38,7 @@ ANALYSTS: tuple[Analyst, ...] = (
     watchdog.analyse,
     groups.analyse,
     progress.analyse,
+    pace.analyse,
     tracebacks.analyse,
     exits.analyse,
     nccl_calls.analyse,
@@ -41,7 +48,23 @@ ANALYSTS: tuple[Analyst, ...] = (
     stacks.analyse,
     states.analyse,
     attempts.analyse,
+    checks.analyse,
+    restarts.analyse,
     healthy.analyse,
     collectives.analyse,
 )
 """All of them; their order does not matter."""
+
+
+def conclude(case: Case, analysts: Sequence[Analyst] = ANALYSTS) -> tuple[list[Finding], list[Problem]]:
+    """What all of them find. One that fails on hostile evidence takes nothing from the others: it is said to be missing."""
+    found: list[Finding] = []
+    failed: list[Problem] = []
+    for analyse in analysts:
+        try:
+            found += analyse(case)
+        except Exception as error:  # noqa: BLE001 -- said in the answer
+            name = analyse.__module__.rpartition(".")[2]
+            told = one_line(f"{type(error).__name__}: {error}")
+            failed.append(Problem(f"analyst {name}", "failed", f"it could not judge these artifacts ({told})"))
+    return found, failed

@@ -10,10 +10,10 @@ from dtprobe.diagnose.facts.hang import Hang, hang
 from dtprobe.diagnose.facts.words import NEAR, Difference, Words, says, words
 
 _TOTALS = re.compile(
-    r"(?i)^(?:\w*loader|dataset|batches|steps|iterations|iters|len|length|shards|files|samples|examples|records)$"
+    r"(?i)^(?:\w*loader|dataset|batches|steps|iterations|iters|len|length|shards?|files|samples|examples|records|rows|items|sequences|documents)$"
 )
 _LENGTH = re.compile(
-    r"(?i)len\(|\bnum(?:ber)?[_ ](?:of )?(?:batches|steps|samples|iters|iterations)|(?:batches|steps|iterations|samples|files|shards) (?:per|in|for|this|left|total)|total|dataset|loader|shard"
+    r"(?i)len\(|\bnum(?:ber)?[_ ](?:of )?(?:batches|steps|samples|iters|iterations)|(?:batches|steps|iterations|samples|files|shards|rows) (?:per|in|for|this|left|total)|total|dataset|loader|shard"
 )
 _CLEANUP = re.compile(
     r"(?i)destroy(?:ing|ed)?[ _]process[ _]group|\b(?:clean(?:ing)?[ -]?up|tear(?:ing)?[ -]?down|finaliz\w+|in finally)\b"

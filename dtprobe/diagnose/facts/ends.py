@@ -130,7 +130,7 @@ def _single(case: Case, event: Event, forced: set[int]) -> Iterator[End]:
         case "shell-signal":
             told = int(fields["pid"]) if "pid" in fields else None
             seat = case.who.at_pid(told, line.host) if told is not None else None
-            yield End(line=line, code=code, rank=seat.rank if seat else line.rank, pid=told, source="shell")
+            yield End(line=line, code=code, rank=seat.rank if seat else event.rank, pid=told, source="shell")
         case "exit-code-list":
             yield End(line=line, code=code, rank=int(fields["rank"]), source="list")
         case "fatal-python":

@@ -13,6 +13,8 @@ from dtprobe.diagnose.facts.raised import raised
 from dtprobe.diagnose.facts.timeouts import DEFAULT_GROUP, Status, Timeout, Waits, waits
 
 Kind = Literal["absent", "other-operation", "other-size", "other-place", "nobody", "p2p", "some"]
+RAGGED = frozenset({"SCATTER", "GATHER", "ALLTOALL", "ALLTOALL_BASE"})
+"""Operations in which ranks may bring unlike sizes by right."""
 Key = Callable[[Timeout], Hashable]
 P2P = frozenset({"SEND", "RECV", "COALESCED", "RECVANYSOURCE", "UNKNOWN"})
 _P2P_CALLS = {"send": "SEND", "isend": "SEND", "recv": "RECV", "irecv": "RECV", "batch_isend_irecv": "COALESCED"}
@@ -129,7 +131,7 @@ def _in_group(case: Case, joined: Waits, group: str) -> Hang:
         return result("absent", silent)
     if odd := _minority(timeouts, joined, lambda one: one.op):
         return result("other-operation", odd)
-    if odd := _minority(timeouts, joined, lambda one: one.numel_in):
+    if odd := _minority(timeouts, joined, lambda one: None if one.op in RAGGED else one.numel_in):
         return result("other-size", odd)
     if odd := _minority(timeouts, joined, lambda one: one.seq):
         return result("other-operation", odd)

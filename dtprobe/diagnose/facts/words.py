@@ -149,16 +149,13 @@ def words(case: Case) -> Words:
     """Own lines of every rank, in the order read, up to the first time-out of its file."""
     known = {(event.line.artifact.name, event.line.number) for event in case.events}
     inside = {(one.line.artifact.name, one.rank): (one.first_line, one.line.number) for one in raised(case)}
-    stops: dict[str, int] = {}
-    for one in waits(case).timeouts:
-        name = one.line.artifact.name
-        stops[name] = min(stops.get(name, one.line.number), one.line.number)
+    stops = _stops(case)
     own = [
         line
         for line in case.lines
         if line.artifact.kind in SPOKEN
         and (line.artifact.name, line.number) not in known
-        and line.number < stops.get(line.artifact.name, line.number + 1)
+        and line.number < stops.get((line.artifact.name, line.rank), line.number + 1)
         and not _FOREIGN.search(line.text)
         and not _within(line, inside)
     ]
@@ -177,6 +174,16 @@ def words(case: Case) -> Words:
         else:
             by_rank[rank].append(line)
     return Words(by_rank=dict(by_rank), unsaid=tuple(unsaid), processes=processes, steps=dict(steps))
+
+
+def _stops(case: Case) -> dict[tuple[str, int | None], int]:
+    """Where the trouble begins in each file: for a rank with its own time-out, for lines of nobody with the first one."""
+    stops: dict[tuple[str, int | None], int] = {}
+    for one in waits(case).timeouts:
+        for rank in (one.rank, None):
+            key = (one.line.artifact.name, rank)
+            stops[key] = min(stops.get(key, one.line.number), one.line.number)
+    return stops
 
 
 def _within(line: Line, inside: Mapping[tuple[str, int | None], tuple[int, int]]) -> bool:

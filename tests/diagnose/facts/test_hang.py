@@ -70,3 +70,7 @@ def test_sends_and_receives_are_told_apart_from_collectives(case):
 
 def test_there_is_no_hang_without_a_time_out(case):
     assert hang(case("[rank0]: all is well", "[rank1]: all is well")) is None
+
+
+def test_a_root_that_scatters_is_not_odd_for_its_size(case):
+    assert hang(case(timeout(0, 9, "SCATTER", 4096), timeout(1, 9, "SCATTER", 0), timeout(2, 9, "SCATTER", 0))).kind == "nobody"

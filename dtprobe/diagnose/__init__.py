@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtprobe.diagnose import intake
-from dtprobe.diagnose.analysts import ANALYSTS
+from dtprobe.diagnose.analysts import conclude
 from dtprobe.diagnose.analysts.collectives.recording import gather
 from dtprobe.diagnose.case import Case
+from dtprobe.diagnose.clock import timeline
 from dtprobe.diagnose.decide import decide
 from dtprobe.diagnose.diagnosis import Diagnosis
 from dtprobe.diagnose.intake.kinds import TEXTS
@@ -71,5 +72,11 @@ def diagnose(paths: Sequence[Path], tell: Tell | None = None) -> Diagnosis:
     with opened(paths, tell) as case:
         if tell is not None:
             tell("joining what was read")
-        answer = decide(case, [finding for analyse in ANALYSTS for finding in analyse(case)])
-        return replace(answer, read=Counter(one.kind for one in case.artifacts), operations=operations(case))
+        found, failed = conclude(case)
+        answer = decide(case, found, failed)
+        return replace(
+            answer,
+            read=Counter(one.kind for one in case.artifacts),
+            timeline=timeline(case),
+            operations=operations(case),
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtprobe.diagnose.analysts import ANALYSTS
+from dtprobe.diagnose.analysts import conclude
 from dtprobe.diagnose.case import Finding, Quote
 from dtprobe.diagnose.decide import decide
 
@@ -25,13 +25,13 @@ def test_nothing_found_is_undetermined(case):
 
 def test_a_healthy_job_is_never_blamed(case):
     read = case("[rank0]: step 3 loss 1.0", "[rank1]: step 3 loss 1.0", "[rank0]: done", "[rank1]: done")
-    answer = decide(read, [one for analyse in ANALYSTS for one in analyse(read)])
+    answer = decide(read, *conclude(read))
     assert (answer.failure_mode, answer.suspects, answer.first_failing_rank) == ("healthy", (), None)
 
 
 def test_a_sign_of_failure_is_never_healthy(case):
     read = case("[rank0]: done", "[rank1]: error: no disk", "[rank1]: done")
-    answer = decide(read, [one for analyse in ANALYSTS for one in analyse(read)])
+    answer = decide(read, *conclude(read))
     assert answer.failure_mode != "healthy"
 
 
@@ -50,3 +50,15 @@ def test_an_equally_likely_rival_lowers_the_confidence(case):
         case("x"), [finding("rank-killed", 0.75), finding("peer-exited-early", 0.74, 2), finding("memlock-limit", 0.74, 3)]
     )
     assert rival.confidence < alone.confidence or rival.failure_mode != alone.failure_mode
+
+
+def test_an_analyst_that_fails_is_said_to_be_missing_and_takes_nothing_from_the_others(case):
+    def broken(_case):
+        raise KeyError("hostile")
+
+    def sound(_case):
+        yield finding("rank-killed", 0.9, first=2)
+
+    answer = decide(case("x"), *conclude(case("x"), (broken, sound)))
+    assert answer.failure_mode == "rank-killed"
+    assert any("could not judge" in text and "hostile" in text for text in answer.missing)

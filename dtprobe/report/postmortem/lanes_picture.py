@@ -115,8 +115,8 @@ def _tick(ns: int, step: int) -> str:
     """A time after zero, with as many digits as tell ticks apart that are `step` nanoseconds from each other."""
     if not 0 < step < SECOND or ns == 0:
         return since(ns)
-    scale, unit = (SECOND, "s") if step >= SECOND // 10 else (10**6, "ms")
-    return f"{ns / scale:+.{max(0, math.ceil(-math.log10(step / scale)))}f} {unit}"
+    scale, unit = (SECOND, "s") if step >= SECOND // 10 or abs(ns) >= SECOND else (10**6, "ms")
+    return f"{ns / scale:+.{min(3, max(0, math.ceil(-math.log10(step / scale))))}f} {unit}"
 
 
 def _nice(length: float) -> int:

@@ -20,6 +20,8 @@ BARS = 24
 """Operations drawn of a lane: the last ones."""
 CUT_SHARE = 0.3
 """A silence longer than this share of what is left is cut out of the picture."""
+LEAST_CUT = 0.04
+"""And at least this share of all: one after the other, cuts would else become trifles."""
 CUTS = 4
 ALIKE = 3
 """So many moments that are alike but for their numbers are told as one."""
@@ -85,7 +87,8 @@ class Stretch:
 class Timeline:
     """`zero_ns` is the first failure, None where no moment has a time. `stretches` are empty where there is nothing to draw.
 
-    `untold` moments and `undrawn` lanes were left out. A moment without a time stands in the list only.
+    `untold` moments and `undrawn` lanes were left out. A moment without a time stands in the list only, and where others have one
+    only if it is evidence.
     """
 
     zero_ns: int | None
@@ -102,10 +105,10 @@ class Timeline:
 def timeline(diagnosis: Diagnosis) -> Timeline:
     """What happened when, the most telling moments of it."""
     blamed = blamed_ranks(diagnosis)
-    parts = [(moment, _part(moment, diagnosis)) for moment in diagnosis.timeline]
+    parts = [(moment, _part(moment, diagnosis)) for moment in _once(diagnosis.timeline)]
     zero_ns, zero = _zero(parts, diagnosis)
-    groups = _groups(parts, blamed)
-    chosen = _chosen(groups, blamed)
+    placed = [one for one in parts if one[0].t_ns is not None or one[1] != "other" or zero_ns is None]
+    chosen = _chosen(_groups(placed, blamed), blamed)
     rows = tuple(_row(number, moments, part, zero_ns) for number, (moments, part) in enumerate(chosen, 1))
     lanes, undrawn = _lanes(rows, diagnosis)
     return Timeline(
@@ -115,10 +118,15 @@ def timeline(diagnosis: Diagnosis) -> Timeline:
         rows=rows,
         lanes=lanes,
         stretches=_stretches(lanes),
-        untold=sum(len(moments) for moments, _ in groups) - sum(len(row.moments) for row in rows),
+        untold=len(parts) - sum(len(row.moments) for row in rows),
         undrawn=undrawn,
         summary="; ".join(f"{row.since or 'at an unknown time'} {row.who}: {row.text}" for row in rows[:12]),
     )
+
+
+def _once(moments: Sequence[Moment]) -> list[Moment]:
+    """Each line once, though several rules may have seen it."""
+    return list({(one.t_ns, one.file, one.line, one.rank, one.host, one.text): one for one in moments}.values())
 
 
 def _groups(parts: Sequence[tuple[Moment, Part]], blamed: frozenset[int]) -> list[tuple[tuple[Moment, ...], Part]]:
@@ -258,10 +266,10 @@ def _stretches(lanes: Sequence[Lane]) -> tuple[Stretch, ...]:
         else:
             joined.append([begin, end])
     gaps = sorted(((b[0] - a[1], a[1], b[0]) for a, b in pairwise(joined)), reverse=True)
-    left = joined[-1][1] - joined[0][0]
+    whole = left = joined[-1][1] - joined[0][0]
     cuts = []
     for length, begin, end in gaps[:CUTS]:
-        if left <= 0 or length < CUT_SHARE * left or len(gaps) < 2:
+        if length < max(CUT_SHARE * left, LEAST_CUT * whole) or len(gaps) < 2:
             break
         cuts.append((begin, end))
         left -= length
@@ -271,9 +279,14 @@ def _stretches(lanes: Sequence[Lane]) -> tuple[Stretch, ...]:
 
 
 def _spans(lanes: Sequence[Lane]) -> list[tuple[int, int]]:
+    """When something is drawn: moments with what they may be off by, in so far as that leaves room for the others."""
+    times = [mark.t_ns for lane in lanes for mark in lane.marks]
+    most = (max(times) - min(times)) // 4 if times else 0
     spans = []
     for lane in lanes:
-        spans += [(mark.t_ns, mark.t_ns) for mark in lane.marks]
+        for mark in lane.marks:
+            off = min(mark.uncertainty_ns, most)
+            spans.append((mark.t_ns - off, mark.t_ns + off))
         spans += [(one.begin_ns, max(one.begin_ns, one.end_ns or one.begin_ns)) for one in lane.operations]
     return spans
 

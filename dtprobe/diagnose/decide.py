@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
+from dtprobe.diagnose.calibration import calibrated
 from dtprobe.diagnose.case import Case, Finding
 from dtprobe.diagnose.diagnosis import HEALTHY, UNDETERMINED, Diagnosis
 from dtprobe.diagnose.facts.raised import raised
@@ -108,7 +109,7 @@ def _overcome(case: Case, one: Finding) -> Finding:
 def confidence(best: Candidate, others: Sequence[Candidate]) -> float:
     """How likely the answer is right: what speaks for it, less where another failure that it does not explain is as likely."""
     rival = max((one.likelihood for one in others if not one.explained_by and one.mode != HEALTHY), default=0.0)
-    return best.likelihood * (1 - RIVAL * max(0.0, rival - DECIDED))
+    return calibrated(best.likelihood * (1 - RIVAL * max(0.0, rival - DECIDED)))
 
 
 def _because(best: Candidate, others: Sequence[Candidate]) -> str:
@@ -149,7 +150,7 @@ def _undetermined(ranked: Sequence[Candidate], missing: tuple[str, ...]) -> Diag
         first_failing_rank=lead.first if lead else None,
         host=lead.host if lead else None,
         suspects=(),
-        confidence=lead.likelihood if lead else 0.0,
+        confidence=min(lead.likelihood, DECIDED) if lead else 0.0,
         because=because,
         evidence=evidence(lead, ranked[1:], SHOWN) if lead else (),
         missing=(

@@ -32,4 +32,4 @@ def fitted() -> tuple[float, float]:
 
 def calibrated(likelihood: float) -> float:
     """The confidence to state for this likelihood."""
-    return mapped(likelihood, *fitted())
+    return min(mapped(likelihood, *fitted()), 1 - HELD)

@@ -22,7 +22,7 @@ def seen() -> list[tuple[float, bool]]:
 def test_a_likelier_answer_is_never_stated_with_less_confidence():
     stated = [calibrated(step / 100) for step in range(101)]
     assert stated == sorted(stated)
-    assert 0 < stated[0]
+    assert stated[0] > 0
     assert stated[-1] < 1
 
 

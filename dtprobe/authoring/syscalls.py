@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dtprobe.evidence import Evidence
 
 KEYS = ["arm", "repeat", "rank"]
+FORKING = ("clone", "clone3", "fork", "vfork")
 
 
 def windows(evidence: Evidence, what: str | None = None) -> pd.DataFrame:
@@ -61,3 +62,32 @@ def after_collectives(evidence: Evidence, calls: pd.DataFrame) -> pd.DataFrame:
     left, right = (frame.dropna(subset=list(keys)).astype(keys).sort_values("t_ns") for frame in (calls, made))
     found = pd.merge_asof(left, right, on="t_ns", by=KEYS)
     return found.assign(since_s=(found["t_ns"] - found["called_ns"]) / 1e9).drop(columns="called_ns")
+
+
+def forks(evidence: Evidence) -> pd.DataFrame:
+    """One row a child process of a traced rank: arm, repeat, rank, `t_ns` of the call it came from, `parent` and `child` (pids), and its end.
+
+    `threads` that the child started itself, and `waits`: whether the last call of its first thread was a futex that never came
+    back. To be traced: clone, clone3, fork, vfork and futex.
+    """
+    import pandas as pd
+
+    calls = evidence.frame("syscalls")
+    calls = calls[calls["kind"].eq("syscall") & calls["arm"].isin(ARMS)]
+    threads = calls["args"].str.contains("CLONE_THREAD", regex=False).fillna(False)
+    births = calls[calls["name"].isin(FORKING) & ~threads & calls["result"].str.fullmatch(r"[1-9]\d*").fillna(False)]
+    rows = []
+    for birth in births.itertuples():
+        child = int(birth.result)
+        own = (
+            calls["arm"].eq(birth.arm)
+            & calls["repeat"].eq(birth.repeat)
+            & calls["rank"].eq(birth.rank)
+            & calls["pid"].eq(child)
+        )
+        first = calls[own & calls["tid"].eq(child)].sort_values("t_ns")
+        waits = len(first) > 0 and first["name"].iloc[-1] == "futex" and pd.isna(first["result"].iloc[-1])
+        made = int((own & threads).sum())
+        row = {"t_ns": birth.t_ns, "parent": birth.pid, "child": child, "threads": made, "waits": bool(waits)}
+        rows.append({**{key: getattr(birth, key) for key in KEYS}, **row})
+    return pd.DataFrame(rows, columns=[*KEYS, "t_ns", "parent", "child", "threads", "waits"]).astype({"waits": "boolean"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dtprobe import Arm, Metric, Mitigation, Scenario, Verdict, VerdictKind, perf, proc, strace
+from dtprobe.authoring import symptoms
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,19 +71,26 @@ def judge(evidence: Evidence) -> Verdict:
         metrics[f"clone3_calls_over_100_all_reduces_{recorder}"] = _metric(
             _added(pairs), "calls", f"+{CLAIMED_THREADS} (3 to 47)"
         )
+    outlived = {name: _outlived(evidence, name) for name in REFERENCES}
+    for name, found in outlived.items():
+        if found:
+            metrics[f"threads_not_ended_per_{name}_strace"] = _metric(found, COUNTED["threads"])
     after = _growth(levels, "after-all-reduces", "released", "threads")
     metrics["threads_after_letting_go"] = _metric(after, "threads")
 
     if any("fault" not in found or "control" not in found for found in slopes.values()):
         return _undecided("an arm ended before its last rest", metrics)
-    healthy = _clean(slopes, "control") and _ended_well(evidence, "control")
+    healthy = _clean(slopes, "control") and symptoms.ended_well(evidence, "control")
     leaking = [
         name
         for name in REFERENCES
         if min(slopes[name, "threads"]["fault"]) >= LEAK
         and separated(slopes[name, "threads"]["fault"], slopes[name, "threads"]["control"])
+        # where the calls were traced, these threads were started and have not ended
+        and min(outlived[name].get("fault", [LEAK])) >= LEAK > max(outlived[name].get("control", [0.0]))
     ]
-    most = max(max(samples) for samples in threads.values())
+    started = [one for some in _calls(evidence, "clone3").values() for pairs in _added(some).values() for one in pairs]
+    most = max([*(max(samples) for samples in threads.values()), *started])
     refuted = most < CLAIMED_THREADS / 10
     shown = most > CLAIMED_THREADS / 2
     if leaking:
@@ -91,14 +99,14 @@ def judge(evidence: Evidence) -> Verdict:
         kind = VerdictKind.REFUTED if refuted else VerdictKind.NOT_REPRODUCED
     mitigation = Mitigation.NONE
     if evidence.ran("mitigated"):
-        held = _clean(slopes, "mitigated") and _ended_well(evidence, "mitigated")
+        held = _clean(slopes, "mitigated") and symptoms.ended_well(evidence, "mitigated")
         mitigation = Mitigation.HELD if held else Mitigation.FAILED
     return Verdict(
         kind=kind,
         mitigation=mitigation,
         control_healthy=healthy,
         metrics=metrics,
-        because=f"{_because(metrics, levels, leaking, calls)} {_seen(levels)}",
+        because=f"{_because(metrics, levels, leaking, calls)} {_ends(outlived)} {_seen(levels)}",
     )
 
 
@@ -139,10 +147,45 @@ def _growth(levels: pd.DataFrame, begin: str, end: str, what: str) -> dict[str, 
     return {str(arm): [float(x) for x in some] for arm, some in added.groupby("arm")}
 
 
+STAGES = ("after-all-reduces", *REFERENCES)
+
+
+def _outlived(evidence: Evidence, name: str) -> dict[str, list[float]]:
+    """Arm -> threads a cycle that were started and had not ended when the stage was over, one value a traced rank (strace)."""
+    key = ["arm", "repeat", "rank"]
+    rests = evidence.events("rest").set_index([*key, "stage"])
+    calls = evidence.frame("syscalls")
+    started = (
+        calls["name"].isin(["clone", "clone3"])
+        & calls["args"].str.contains("CLONE_THREAD", regex=False).fillna(False)
+        & calls["result"].ne("-1").fillna(False)
+    )
+    found: dict[str, list[float]] = {}
+    for which, own in calls.assign(change=started.fillna(False).astype(int) - calls["kind"].eq("exit").astype(int)).groupby(
+        key
+    ):
+        before, after = (rests.loc[(*which, stage)] if (*which, stage) in rests.index else None for stage in _around(name))
+        if before is not None and after is not None:
+            left = own.loc[own["t_ns"].between(before["t_ns"], after["t_ns"]), "change"].sum()
+            found.setdefault(str(which[0]), []).append(float(left) / float(after["cycles"]))
+    return found
+
+
+def _ends(outlived: dict[str, dict[str, list[float]]]) -> str:
+    found = {name: some["fault"] for name, some in outlived.items() if "fault" in some}
+    if not found:
+        return "Starts and ends of threads were not traced here."
+    told = ", ".join(f"{name.replace('_', ' ')} {min(some):g}" for name, some in found.items())
+    return f"Traced: threads a cycle that were started and had not ended when the stage was over: {told}."
+
+
+def _around(name: str) -> tuple[str, str]:
+    return STAGES[STAGES.index(name) - 1], name
+
+
 def _slopes(levels: pd.DataFrame, name: str, what: str) -> dict[str, list[float]]:
-    stages = ("after-all-reduces", *REFERENCES)
     cycles = float(levels.loc[levels["stage"] == name, "cycles"].max())
-    added = _growth(levels, stages[stages.index(name) - 1], name, what)
+    added = _growth(levels, *_around(name), what)
     return {arm: [x / cycles for x in some] for arm, some in added.items()}
 
 
@@ -174,11 +217,6 @@ def _clean(slopes: dict[tuple[str, str], dict[str, list[float]]], arm: str) -> b
     """Whether neither threads nor descriptors grow with the cycles; mappings may, since memory pools keep theirs."""
     found = [some.get(arm) for (_, what), some in slopes.items() if what != "maps"]
     return all(samples and max(samples) < LEAK for samples in found)
-
-
-def _ended_well(evidence: Evidence, arm: str) -> bool:
-    outcomes = evidence.outcomes[evidence.outcomes["arm"] == arm]
-    return len(outcomes) > 0 and bool((outcomes["exit_code"] == 0).fillna(False).all())
 
 
 def _metric(samples: dict[str, list[float]], unit: str, documented: str = "") -> Metric:

@@ -21,6 +21,9 @@ DECIDED = 0.5
 SHOWN = 10
 """So many lines of evidence are shown."""
 STARTING = frozenset({"bootstrap", "network", "config"})
+SILENT = frozenset({"nested-launcher", "timeout-not-inherited", "duplicate-gpu", "clock-skew"})
+"""These let a job end well and wrong."""
+WELL = 0.9
 OVERCOME = 0.3
 """What is left of trouble of these classes where steps were printed below its lines."""
 RIVAL = 0.6
@@ -64,7 +67,8 @@ def decide(case: Case, findings: Sequence[Finding], failed: Sequence[Problem] = 
     `failed` are analysts that could not judge this case; the answer says so.
     """
     known = modes()
-    ranked = weigh([_overcome(case, one) for one in findings], {name: one.explains for name, one in known.items()})
+    well = any(one.mode == HEALTHY and one.likelihood >= WELL for one in findings)
+    ranked = weigh([_overcome(case, one, well=well) for one in findings], {name: one.explains for name, one in known.items()})
     failures = [one for one in ranked if one.mode != HEALTHY]
     healthy = next((one for one in ranked if one.mode == HEALTHY), None)
     best = failures[0] if failures and failures[0].likelihood >= DECIDED else None
@@ -95,13 +99,23 @@ def decide(case: Case, findings: Sequence[Finding], failed: Sequence[Problem] = 
     )
 
 
-def _overcome(case: Case, one: Finding) -> Finding:
-    """Trouble at the start that the job got over, for it trained afterwards, hardly failed it: unless an exception says it did."""
-    if modes()[one.mode].group not in STARTING or level(one.mode) == level("ib-link-flap"):
+def can_be_overcome(mode: str) -> bool:
+    """Whether a job may get over this: trouble at the start that is neither silent nor the machine's."""
+    return modes()[mode].group in STARTING and mode not in SILENT and level(mode) != level("ib-link-flap")
+
+
+def _overcome(case: Case, one: Finding, *, well: bool) -> Finding:
+    """Trouble at the start that the job got over hardly failed it, unless an exception says it did.
+
+    It got over it where it trained afterwards, or where every rank ended well.
+    """
+    if not can_be_overcome(one.mode):
         return one
     ends = {(item.line.artifact.name, item.line.number) for item in raised(case)}
     places = [(item.file, item.line) for item in one.evidence if item.role == "cause"]
-    if not places or any(place in ends or not words(case).trained_after(*place) for place in places):
+    if not places or any(place in ends for place in places):
+        return one
+    if not well and any(not words(case).trained_after(*place) for place in places):
         return one
     return replace(one, likelihood=one.likelihood * OVERCOME)
 

@@ -109,7 +109,7 @@ def _single(case: Case, event: Event, forced: set[int]) -> Iterator[End]:
             yield End(
                 line=line,
                 code=code,
-                rank=seat.rank if seat else None,
+                rank=seat.rank if seat else _only_node(case, fields["local"]),
                 pid=pid,
                 local_rank=int(fields["local"]),
                 source="elastic",

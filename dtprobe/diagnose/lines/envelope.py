@@ -44,7 +44,11 @@ _ACTOR = re.compile(
 _ACTOR_RANK = re.compile(r"\b(?:world_)?rank=(\d{1,6})|(?<![A-Za-z])TP(\d{1,4})$")
 _NCCL = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,10}):\d{1,10} \[-?\d{1,3}\] (?:[\w./-]+:\d+ )?NCCL ")
 _KERNEL = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*) kernel: (?:\[ *\d+\.\d+\] ?)?")
-_DAEMON = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*) (?=[a-zA-Z][\w./@-]*(?:\[\d+\])?: )")
+# a daemon's name has its process id, or is one of those that print none: any other word before a colon is a program's own
+_DAEMON = re.compile(
+    r"(?P<host>[A-Za-z0-9][\w.-]*) "
+    r"(?=(?:[a-zA-Z][\w./@-]*\[\d+\]|systemd[\w-]*|kubelet|containerd|dockerd|slurm\w*|nvidia-[\w-]+|nv-[\w-]+|sshd|sudo|cron|chronyd|ntpd|audit\w*): )"
+)
 _SLURMD = re.compile(r"slurmstepd-(?P<host>[\w.-]+): |slurmd\[(?P<other>[\w.-]+)\]: ")
 # c10d's own prefix is the rank within a group: it names the process only for the default group, or where no group is named
 _OWN = re.compile(

@@ -5,6 +5,7 @@ Each source gives a file in the bundle's folder or a reason why there is none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,14 +16,18 @@ from dtprobe.probes.answers import output
 TIMEOUT_S = 8.0
 KEPT_BYTES = 256 * 1024
 """The end of the kernel's log."""
+_STAMP = re.compile(r"\[ *(\d+\.\d+)\]")
 
 
-def take(folder: Path, environ: Mapping[str, str]) -> dict[str, Unavailable]:
-    """Write `sockets.txt`, `kernel.txt`, `gpu.txt`, `nccl-ras.txt` into `folder`; the sources that gave nothing, with the reason."""
+def take(folder: Path, environ: Mapping[str, str], since_s: float = 0.0) -> dict[str, Unavailable]:
+    """Write `sockets.txt`, `kernel.txt`, `gpu.txt`, `nccl-ras.txt` into `folder`; the sources that gave nothing, with the reason.
+
+    Of the kernel's log only what came `since_s`, seconds since boot: what it said of other jobs before is no evidence for this one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     sources: Mapping[str, Callable[[Mapping[str, str]], str | Unavailable]] = {
         "sockets": sockets.listing,
-        "kernel": _kernel,
+        "kernel": lambda given: _kernel(given, since_s),
         "gpu": _gpu,
         "nccl-ras": ras.ask,
     }
@@ -36,9 +41,14 @@ def take(folder: Path, environ: Mapping[str, str]) -> dict[str, Unavailable]:
     return missing
 
 
-def _kernel(environ: Mapping[str, str]) -> str | Unavailable:
+def _kernel(environ: Mapping[str, str], since_s: float) -> str | Unavailable:
     text = output(("dmesg",), environ, package="util-linux", timeout_s=TIMEOUT_S)
-    return text if isinstance(text, Unavailable) else text[-KEPT_BYTES:]
+    if isinstance(text, Unavailable):
+        return text
+    lines = text.splitlines(keepends=True)
+    stamps = [float(found[1]) if (found := _STAMP.match(line)) else None for line in lines]
+    first = next((at for at, stamp in enumerate(stamps) if stamp is not None and stamp >= since_s), len(lines))
+    return "".join(lines[first:])[-KEPT_BYTES:]
 
 
 def _gpu(environ: Mapping[str, str]) -> str | Unavailable:

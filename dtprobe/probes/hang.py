@@ -83,6 +83,7 @@ class HangWatchRecorder(FlightRecorderRecorder):
     def __init__(self, config: HangWatch, where: Where, clock: Clock | None = None) -> None:
         super().__init__(FlightRecorder(interval_s=config.interval_s, suspect_s=config.suspect_s), where, clock)
         self._watch = config
+        self._begun_s = self._clock.monotonic()
         self._pulses: dict[int, Pulse] = {}
         self._gil: dict[int, tuple[float, int | None]] = {}
         self._looked_at = 0.0
@@ -99,7 +100,7 @@ class HangWatchRecorder(FlightRecorderRecorder):
         number = self._bundles
         self._bundles += 1
         folder = self._where.folder / f"hang-{number}"
-        self._watch.watched.missing.update(bundle.take(folder, self._where.environ))
+        self._watch.watched.missing.update(bundle.take(folder, self._where.environ, self._begun_s))
         self._files += sorted(folder.iterdir())
         self._watch.watched.bundled()
 

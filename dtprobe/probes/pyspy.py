@@ -38,6 +38,8 @@ class PySpy:
     every_s: float | None = None
     native: bool = False
     """C frames too: needs debug symbols to say much, and ten times the time."""
+    children: int = 2
+    """So many of a rank's children that run the same program (a loader's forked workers) are read after it, the youngest first."""
 
     def probe(self) -> Unavailable | None:
         return doctor.capability("pyspy")
@@ -99,22 +101,29 @@ class PySpyRecorder(Recorder):
                 if self._over:
                     break
                 spent += self._dump(process)
+                for pid in _forked(process.pid)[: self._config.children]:
+                    if not self._over:
+                        spent += self._dump(process, pid)
         return spent
 
-    def _dump(self, process: RankProcess) -> float:
-        found = condition(process.pid)
+    def _dump(self, process: RankProcess, child: int | None = None) -> float:
+        """The stacks of a rank, or of a child of it: a file of its own each."""
+        pid = process.pid if child is None else child
+        found = condition(pid)
+        if child is not None and (found is None or found.ended or found.stopped):
+            return 0.0
         if found is None or found.ended:
             self._problems[f"rank {process.rank} has ended: no stacks"] = None
             return 0.0
         if found.stopped:
             self._problems[f"rank {process.rank} is stopped ({found}): py-spy cannot read it"] = None
             return 0.0
-        pause = found.state != "D" and not _traced(process.pid)
+        pause = found.state != "D" and not _traced(pid)
         program = doctor.here().machine.which("py-spy")
         if program is None:
             self._problems["py-spy is gone"] = None
             return 0.0
-        argv = [str(program), "dump", "--json", "--pid", str(process.pid)]
+        argv = [str(program), "dump", "--json", "--pid", str(pid)]
         argv += ["--native"] if self._config.native else []
         argv += [] if pause else ["--nonblocking"]
         began = self._clock.monotonic()
@@ -132,18 +141,34 @@ class PySpyRecorder(Recorder):
             self._running.kill()
             out, complaint = self._running.communicate()
             complaint = complaint or f"no answer in {DUMP_TIMEOUT_S:g} s".encode()
-            _resume(process.pid)
+            _resume(pid)
         code, self._running = self._running.returncode, None
         took_s = self._clock.monotonic() - began
         if pause:
             self._stopped_s += took_s
         self._cpu_s += took_s
         if code != 0 or not out:
+            if child is not None:
+                return took_s  # it ended meanwhile, or is no Python program after all
             last = complaint.decode("utf-8", "replace").strip().splitlines() or [f"py-spy ended with {code}"]
             self._problems[f"rank {process.rank} ({found}): {' '.join(last)[:300]}"] = None
             return took_s
         self._files.append(_write(process.folder, out))
         return took_s
+
+
+def _forked(pid: int) -> list[int]:
+    """The children of a process that run its program still, the youngest first: forked, without a program of their own."""
+    own = _program(pid)
+    found = [one for one in processes.descendants(pid) if not one.ended and own and _program(one.pid) == own]
+    return [one.pid for one in sorted(found, key=lambda one: -one.start)]
+
+
+def _program(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/exe").readlink())
+    except OSError:
+        return ""
 
 
 def _resume(pid: int) -> None:

@@ -11,6 +11,7 @@ from dtprobe.readers.artifact import Problems, ReaderError, as_bool, as_int, as_
 from dtprobe.readers.threads import MOST_FRAMES, Numbered, Snapshot, Thread
 
 _PROCESS = re.compile(r"^Process ([0-9]{1,9})(?: \(child of ([0-9]{1,9})\))?: (.*)$")
+_PARENT = re.compile(r"^Parent Process ([0-9]{1,9}): ")
 _THREAD = re.compile(
     r'^Thread (0x[0-9A-Fa-f]{1,16}|[0-9]{1,20})(?:/0x[0-9A-Fa-f]+)?(?: \((active|idle|active\+gil|idle\+gil)\))?(?:: "(.*)")?$'
 )
@@ -40,6 +41,8 @@ def from_text(lines: Numbered) -> Iterator[Snapshot]:
                 yield found
             found = Snapshot(tool="py-spy", pid=int(process[1]), parent=as_number(process[2]), command=process[3], line=number)
             thread, section, causes = None, False, False
+        elif found is not None and not found.threads and (parent := _PARENT.match(line)):
+            found.parent = int(parent[1])
         elif head := _THREAD.match(line):
             found = found or Snapshot(tool="py-spy", line=number)
             tid, state, name = head.groups()

@@ -16,8 +16,8 @@ from dtprobe.diagnose.seen.states import Sample
 ANALYST = "checks"
 WRONG, APART, SCALES, LEAK = 0.45, 0.75, 0.8, 0.6
 DIGESTS = ("digest", "checksum", "hash", "crc", "fingerprint")
-FULL_GROWTH, STEPS = 30, 5
-"""So many threads more than at first, in so many steps, with none ended: they are not those of groups in use."""
+FULL_GROWTH, STEPS, MOST_FALLS = 30, 5, 5
+"""So many threads more than at first, in so many steps, with hardly one ended: they are not those of groups in use."""
 
 
 def analyse(case: Case) -> Iterator[Finding]:
@@ -25,7 +25,8 @@ def analyse(case: Case) -> Iterator[Finding]:
     found = seen.of(case)
     yield from _apart(found.observations)
     yield from _wrong(found.observations)
-    yield from _leak(found.states)
+    if not any(one.error or one.ended_ns is None for one in found.tries):
+        yield from _leak(found.states)
 
 
 def _apart(observed: Sequence[Observation]) -> Iterator[Finding]:
@@ -131,7 +132,7 @@ def _leak(states: Sequence[Sample]) -> Iterator[Finding]:
         steps = sum(after > before for before, after in pairwise(grown))
         falls = sum(before - after for before, after in pairwise(grown) if after < before)
         fds = [one.fds or 0 for one in samples[start : top + 1]]
-        if grown and grown[-1] - grown[0] >= FULL_GROWTH and steps >= STEPS and falls <= 2 and fds[-1] > fds[0]:
+        if grown and grown[-1] - grown[0] >= FULL_GROWTH and steps >= STEPS and falls <= MOST_FALLS and fds[-1] > fds[0]:
             yield Finding(
                 mode="gloo-thread-leak",
                 analyst=ANALYST,

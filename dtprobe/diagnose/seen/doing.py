@@ -77,7 +77,9 @@ _FRAMES: tuple[tuple[Doing, re.Pattern[str]], ...] = (
 )
 _STORING = re.compile(r"^(?:\w+\.)*_?(?:save|write|dump|store|upload)(?:_\w+)? \(|^(?:\w+\.)*\w*(?:checkpoint|ckpt)\w* \(")
 """Functions of programs are called after what they do, too."""
-_LOCK = re.compile(r"^__lll_lock_wait|^pthread_mutex_lock|^futex_wait|^_?acquire |^wait \(.*threading\.py|^__futex")
+_LOCK = re.compile(
+    r"^__lll_lock_wait|^pthread_mutex_lock|^futex_wait|^(?:\w+\.)*_?acquire |^(?:\w+\.)*wait \(.*threading\.py|^__futex"
+)
 _SLEEP = re.compile(r"^(?:clock_)?nanosleep ")
 _NATIVE = re.compile(r"\.so[.\d]*\)$|\(\[vdso\]\)$|^0x[0-9a-f]+ |\((?:\?|[\w.-]+\.(?:cc|c|cpp|h|S|cu):\d+)\)$")
 _LIBRARY = re.compile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dtprobe.diagnose.case import Artifact, Line, Quote, Role
@@ -40,11 +40,8 @@ class Stack:
     snapshot: Snapshot
     artifact: Artifact
     rank: int | None
-
-    @property
-    def child(self) -> bool:
-        """Whether the process is known to be another's child: a loader's worker, a helper."""
-        return self.snapshot.parent is not None
+    child: bool = False
+    """Whether the process is not the rank's own but a child of it: a loader's worker, a helper."""
 
     @property
     def main(self) -> Thread | None:
@@ -72,10 +69,27 @@ class Stack:
         return Quote(file=self.artifact.name, line=line, text=text[:400], role=role)
 
 
-def take(
+def take(artifacts: Sequence[Artifact], lines: Mapping[str, Sequence[Line]], places: Places, problems: Problems) -> list[Stack]:
+    """All stacks, in the order of the artifacts."""
+    found = list(_stacks(artifacts, lines, places, problems))
+    seats = {seat.rank: seat.pid for seat in places.who.seats if seat.pid is not None}
+    # a child is forked after its rank's process: where nothing else tells them apart, the first number is the rank's
+    own = {
+        rank: seats.get(rank) or min(one.snapshot.pid for one in found if one.rank == rank and one.snapshot.pid is not None)
+        for rank in {one.rank for one in found if one.rank is not None and one.snapshot.pid is not None}
+        if rank is not None
+    }
+    return [replace(one, child=one.snapshot.parent is not None or _is_child(one, own)) for one in found]
+
+
+def _is_child(one: Stack, own: Mapping[int, int]) -> bool:
+    known = own.get(one.rank) if one.rank is not None else None
+    return known is not None and one.snapshot.pid is not None and one.snapshot.pid != known
+
+
+def _stacks(
     artifacts: Sequence[Artifact], lines: Mapping[str, Sequence[Line]], places: Places, problems: Problems
 ) -> Iterator[Stack]:
-    """All stacks, in the order of the artifacts."""
     for one in artifacts:
         own = lines.get(one.name, ())
         heads = [line.text for line in own if line.text.startswith(_HEADS)]

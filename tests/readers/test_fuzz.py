@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dtprobe.readers import bpf, events, flight_recorder, inotify, logs, nsys, perf, proc, pyspy, strace
+from dtprobe.readers import bpf, events, flight_recorder, inotify, iperf, logs, nsys, perf, proc, pyspy, rdma, strace
 from dtprobe.readers.artifact import Problem, ReaderError
 from dtprobe.readers.schema import Schema
 
@@ -33,6 +33,10 @@ READERS: dict[str, tuple[Callable[..., pd.DataFrame], Schema, str]] = {
     "events": (events.read_events, events.SCHEMA, "flight_recorder/*.json"),
     "logs": (logs.read_logs, logs.SCHEMA, "strace/f-stderr.txt"),
     "nsys": (nsys.read_nsys, nsys.SCHEMA, ""),
+    "perftest": (rdma.read_perftest, rdma.BANDWIDTH, "rdma/ib_write_bw*"),
+    "counters": (rdma.read_counters, rdma.COUNTERS, "rdma/hw_counters*"),
+    "ibstat": (rdma.read_ibstat, rdma.PORTS, "rdma/ibstat*"),
+    "iperf": (iperf.read_iperf, iperf.SCHEMA, "rdma/iperf3*"),
     "bpf": (lambda path, problems: bpf.read_bpf(path, problems=problems).samples, perf.SAMPLES, ""),
 }
 

@@ -63,6 +63,7 @@ def _signal(case: Case, own: Sequence[End]) -> Finding:
     ranks = tuple(dict.fromkeys(one.rank for one in alike if one.rank is not None))
     everybody = len(ranks) > 1 and len(ranks) >= len(world(case))
     chosen = ranks[0] if ranks else None
+    together = tuple(one.rank for one in alike if one.rank is not None and one.line is first.line)
     if len(ranks) > 1:
         likelihood -= 0.15
     return Finding(
@@ -71,7 +72,7 @@ def _signal(case: Case, own: Sequence[End]) -> Finding:
         likelihood=likelihood,
         because=f"{'A rank' if chosen is None else f'Rank {chosen}'} ended by {name.name}, and no other failure is told before it.",
         first="all" if everybody else chosen,
-        suspects=() if everybody else ranks[:1],
+        suspects=() if everybody else together,
         host=first.host,
         at_ns=first.line.t_ns,
         evidence=(quote(first.line, "cause"),),

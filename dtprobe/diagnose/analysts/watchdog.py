@@ -93,7 +93,7 @@ def _evidence(case: Case, one: Hang) -> tuple[Quote, ...]:
     typical = one.typical
     if typical is not None:
         found.append((typical.line, "effect"))
-        found += [(line, "confirm") for _text, line in typical.stack[:2]]
+        found += [(line, "confirm") for line in (typical.place_line,) if line is not None]
     elif one.line is not None:
         found.append((one.line, "effect"))
     return tuple(quote(line, role) for line, role in found)  # type: ignore[arg-type]
@@ -142,9 +142,8 @@ def _said(mine: Timeout | None, typical: Timeout | None, one: Hang) -> str:
 def _timeout_quotes(one: Hang) -> tuple[Quote, ...]:
     mine, typical = _pair(one)
     both = [item for item in (mine, typical) if item is not None]
-    frames = [(text, line) for item in both for text, line in item.stack[:2]]
     quotes = [quote(item.line, "cause") for item in both]
-    return (*quotes, *(quote(line, "confirm") for _text, line in frames))
+    return (*quotes, *(quote(item.place_line, "confirm") for item in both if item.place_line is not None))
 
 
 def _other_operation(one: Hang) -> Finding:

@@ -110,6 +110,8 @@ def whom(events: Sequence[Event], case: Case, scope: str) -> tuple[First, tuple[
         return "all", ()
     if scope == "alike" and (len(ranks) > 1 or not ranks):
         return "all", ()
+    if scope == "nobody":
+        return None, ()
     if scope == "store":
         return 0, (0,)
     if scope == "peer":

@@ -42,11 +42,17 @@ class Timeout:
     @property
     def place(self) -> str | None:
         """The innermost printed frame outside torch.distributed: which line of the program waits."""
-        for text, _line in self.stack:
-            number = text.rpartition(":")[2]
-            if number.isdigit() and not any(one in text for one in _TORCH):
-                return text
-        return None
+        return self._own_frame[0] if self._own_frame else None
+
+    @property
+    def place_line(self) -> Line | None:
+        """Where that frame is printed."""
+        return self._own_frame[1] if self._own_frame else None
+
+    @property
+    def _own_frame(self) -> tuple[str, Line] | None:
+        whole = (frame for frame in self.stack if frame[0].rpartition(":")[2].isdigit())
+        return next((frame for frame in whole if not any(one in frame[0] for one in _TORCH)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +106,9 @@ def waits(case: Case) -> Waits:
         key = (one.rank, group, one.seq)
         if key not in found:
             found[key] = replace(one, group=group, stack=stacks.get((one.rank, one.line.artifact.name), ()))
+    for one in _short(statuses):
+        if (one.rank, one.group, one.seq) not in found:
+            found[one.rank, one.group, one.seq] = one
     first: dict[tuple[int, str], Timeout] = {}
     for one in found.values():
         first.setdefault((one.rank, one.group), one)
@@ -165,6 +174,13 @@ def _statuses(case: Case) -> Iterator[tuple[Status, int | None]]:
                 line=event.line,
             )
             yield one, _number(event.fields.get("seq"))
+
+
+def _short(statuses: list[tuple[Status, int | None]]) -> Iterator[Timeout]:
+    """Time-outs of which only the short line is left, which names neither the operation nor its size."""
+    for one, seq in statuses:
+        if seq is not None and one.completed < seq and "imeout" in one.line.text and "dump signal" not in one.line.text:
+            yield Timeout(rank=one.rank, line=one.line, group=one.group, seq=seq)
 
 
 def _latest(statuses: list[tuple[Status, int | None]]) -> tuple[Status, ...]:

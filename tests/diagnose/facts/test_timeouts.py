@@ -56,3 +56,9 @@ def test_the_printed_stack_belongs_to_the_rank_above_it(case):
         )
     )
     assert found.timeouts[0].place == "step from /w/loop.py:14"
+
+
+def test_the_short_line_alone_tells_of_a_time_out_too(case):
+    line = "[rank1]:[E ProcessGroupNCCL.cpp:1537] [PG 0 Rank 1] Timeout at NCCL work: 7, last enqueued NCCL work: 9, last completed NCCL work: 6."
+    (one,) = waits(case(line)).timeouts
+    assert (one.rank, one.seq, one.op) == (1, 7, None)

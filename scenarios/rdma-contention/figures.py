@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SUM = (0.6, 1.15)
 """Goodputs of all flows together, as a share of the link's rate: outside of it the emulated processor decided, or the window slipped."""
 
-SLACK_S, EARLY = 3.0, 0.9
+SLACK_S, EARLY = 3.0, 0.8
 """How late a completion may fail after the time that retries and timeout give, and from which share of that time on it is not early."""
 
 RETRY_EXCEEDED = 12

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,12 @@ SCHEDULED, STARTED, DONE = 0, 1, 2
 COALESCED = "coalesced"
 _ENTRY_BYTES = 20
 _MOST = 2**32
+_LATEST = 2**63
 _UNKNOWN = math.nan
+_FIELDS = itemgetter(
+    *("profiling_name", "process_group", "is_p2p", "collective_seq_id", "p2p_seq_id", "time_created_ns", "state", "retired"),
+    *("time_discovered_started_ns", "input_sizes", "output_sizes", "input_dtypes"),
+)
 
 
 class Kind(NamedTuple):
@@ -95,12 +101,14 @@ class Tables:
     kinds: list[Kind] = field(default_factory=list)
     sites: list[str] = field(default_factory=lambda: [""])
     _kinds: dict[bytes, int] = field(default_factory=dict)
+    _members: dict[str, tuple[int, ...] | None] = field(default_factory=dict)
     _sites: dict[str, int] = field(default_factory=lambda: {"": 0})
 
-    def kind(self, key: bytes, op: str, backend: str | None, entry: Mapping[str, Any]) -> int:
+    def kind(self, key: bytes, op: str, backend: str | None, ins: Any, outs: Any, dtypes: Any) -> int:
+        """The number of the kind of call with these tensors; `key` stands for all of them."""
         number = self._kinds.get(key)
         if number is None:
-            number = self._add(key, _kind(op, backend, entry))
+            number = self._add(key, Kind(op, _elements(ins), _elements(outs), _names(dtypes), _shapes(ins), backend))
         return number
 
     def joined(self, first: int, second: int) -> int:
@@ -130,6 +138,13 @@ class Tables:
             self.sites.append(text)
         return number
 
+    def members(self, value: Any) -> tuple[int, ...] | None:
+        """The ranks of a group, the same tuple for all who say the same."""
+        text = value if isinstance(value, str) else repr(value)
+        if text not in self._members:
+            self._members[text] = ranks_of(value)
+        return self._members[text]
+
     def _add(self, key: bytes, kind: Kind) -> int:
         number = self._kinds[key] = len(self.kinds)
         self.kinds.append(kind)
@@ -149,7 +164,7 @@ class RankCalls:
     """One dump. `groups` are those it lists, with their ranks where it tells them; `described` what groups are called.
 
     `cut` says that calls may be missing at its end, `wrapped` at its beginning. `timed`: it tells which calls have started.
-    `dumped_ns` is the last time in it, where it stamps times.
+    `dumped_ns` is when it was taken, where it stamps an open call with that; `last_ns` when its last call was made.
     """
 
     name: str
@@ -174,40 +189,42 @@ class RankCalls:
 def read_calls(path: Path, tables: Tables, name: str, problems: Problems | None = None) -> RankCalls:
     """One dump, pickle or JSON. Raises ReaderError for what holds no entries, and for a pickle that would run code."""
     data = read_bytes(path)
-    found: Problems = []
     with _no_collection():
-        whole = content(path, data, found)
-        entries = whole.get("entries")
-        if not isinstance(entries, list):
-            raise ReaderError(
-                f"{name} is not a Flight Recorder dump: it has no list of entries", "dump with torch 2.2 or later"
-            )
-        most = len(data) // _ENTRY_BYTES + 1
-        if len(entries) > most:
-            note(found, path, "refused", f"{len(entries)} entries in {len(data)} bytes: only {most} are read")
-        rows = [entry for entry in entries[:most] if isinstance(entry, dict) and entry]
-        if problems is not None:
-            problems += found
-        made = _Builder(tables, rows)
-        groups, described = _groups(whole.get("pg_config"))
-        for group, text in made.described.items():
-            described.setdefault(group, text)
-        first = as_int(rows[0].get("record_id")) if rows else None
-        return RankCalls(
-            name=name,
-            size=len(data),
-            version=as_text(whole.get("version")) or "",
-            groups=groups,
-            described=described,
-            columns=made.columns,
-            status=_status(whole.get("pg_status"), made.numbers, list(groups)),
-            cut=any(one.kind in ("cut", "refused") for one in found),
-            wrapped=bool(first),
-            timed=made.timed,
-            dumped_ns=made.dumped_ns,
-            last_ns=made.last_ns,
-            backends=frozenset(made.backends),
-        )
+        return _read(path, data, tables, name, problems)
+
+
+def _read(path: Path, data: bytes, tables: Tables, name: str, problems: Problems | None) -> RankCalls:
+    found: Problems = []
+    whole = content(path, data, found)
+    entries = whole.get("entries")
+    if not isinstance(entries, list):
+        raise ReaderError(f"{name} is not a Flight Recorder dump: it has no list of entries", "dump with torch 2.2 or later")
+    most = len(data) // _ENTRY_BYTES + 1
+    if len(entries) > most:
+        note(found, path, "refused", f"{len(entries)} entries in {len(data)} bytes: only {most} are read")
+    rows = [entry for entry in entries[:most] if isinstance(entry, dict) and entry]
+    if problems is not None:
+        problems += found
+    made = _Builder(tables, rows)
+    groups, described = _groups(whole.get("pg_config"), tables)
+    for group, text in made.described.items():
+        described.setdefault(group, text)
+    first = as_int(rows[0].get("record_id")) if rows else None
+    return RankCalls(
+        name=name,
+        size=len(data),
+        version=as_text(whole.get("version")) or "",
+        groups=groups,
+        described=described,
+        columns=made.columns,
+        status=_status(whole.get("pg_status"), made.numbers, list(groups)),
+        cut=any(one.kind in ("cut", "refused") for one in found),
+        wrapped=bool(first),
+        timed=made.timed,
+        dumped_ns=made.dumped_ns,
+        last_ns=made.last_ns,
+        backends=frozenset(made.backends),
+    )
 
 
 @contextmanager
@@ -222,6 +239,10 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+_Found = tuple[Column, str, str | None, bool]
+"""Of a group and a name: where its calls go, operation, backend, whether it is point to point."""
+
+
 class _Builder:
     """Goes through the entries once."""
 
@@ -233,57 +254,63 @@ class _Builder:
         self.timed = False
         self.dumped_ns = self.last_ns = 0
         self._tables = tables
-        self._known: dict[tuple[str, str, bool], tuple[Column, str, str | None, str, bool]] = {}
+        self._known: dict[tuple[Any, Any, Any], _Found] = {}
         self._sites: dict[int, int] = {}
         self._parts: dict[str, tuple[int, list[tuple[Column, int]]]] = {}
         self._build(rows)
 
     def _build(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        tables, known = self._tables, self._known
+        tables, known, sites, last = self._tables, self._known, self._sites, 0
         for order, entry in enumerate(rows):
-            get = entry.get
-            pair = get("process_group", get("pg_name"))
-            group = pair[0] if isinstance(pair, list | tuple) and pair else pair
-            name = get("profiling_name")
-            if not isinstance(name, str) or not isinstance(group, str):
-                group, name = self._oldest(entry)
-                if group is None or name is None:
-                    continue
-            is_p2p = get("is_p2p") is True
-            found = known.get((group, name, is_p2p))
+            try:
+                name, pair, is_p2p, seq, p2p_seq, created, said, retired, started, ins, outs, dtypes = _FIELDS(entry)
+                group = pair[0]
+                found = known.get((group, name, is_p2p))
+            except (KeyError, TypeError, IndexError):  # of another version, or nonsense
+                name, pair, is_p2p, seq, p2p_seq, created, said, retired, started, ins, outs, dtypes = _other(entry)
+                group = pair[0]
+                found = known.get((group, name, is_p2p)) if name is not None else None
             if found is None:
-                found = self._lane(group, name, is_p2p, pair, get("pg_id"))
-            column, op, backend, group, p2p = found
-            seq = get("p2p_seq_id") if p2p else get("collective_seq_id", get("seq_id"))
-            if type(seq) is not int or not 0 <= seq < _MOST:
-                seq = get("seq_id") if p2p else None
-                if type(seq) is not int or not 0 <= seq < _MOST:
+                if not isinstance(name, str) or not isinstance(group, str):
                     continue
-            created = get("time_created_ns")
-            if type(created) is not int or not 0 <= created < 2**63:
-                micros = get("time_created_us")
-                created = micros * 1000 if type(micros) is int and 0 <= micros < 2**53 else 0
-            said = get("state")
-            state = DONE if said == "completed" or get("retired") is True else STARTED if said == "started" else SCHEDULED
-            took = get("duration_ms")
+                found = self._lane(group, name, is_p2p is True, pair, entry.get("pg_id"))
+                known[group, name, is_p2p] = found
+            column, op, backend, p2p = found
+            if p2p:
+                seq = p2p_seq
+            if type(seq) is not int or not 0 <= seq < _MOST or type(created) is not int or not 0 <= created < _LATEST:
+                continue
+            state = DONE if said == "completed" or retired is True else STARTED if said == "started" else SCHEDULED
+            if started:
+                self.timed = True
+                if state != DONE and type(started) is int and self.dumped_ns < started < _LATEST:
+                    self.dumped_ns = started
+            if created > last:  # noqa: PLR1730 - half a million times, a call costs more
+                last = created
+            took = entry.get("duration_ms", _UNKNOWN)
             if type(took) is not float:
                 took = _UNKNOWN
-            self._times(get("time_discovered_started_ns"), get("time_discovered_completed_ns"), created)
-            if op == COALESCED and self._closes(column, group, seq, state, took, p2p, entry):
+            if op == COALESCED and self._closes(column, group, seq, state, took, p2p):
                 continue
             try:
-                key = marshal.dumps((name, get("input_sizes"), get("output_sizes"), get("input_dtypes")), 0)
+                key = marshal.dumps((name, ins, outs, dtypes), 0)
             except ValueError:
                 continue
-            kind = tables.kind(key, op, backend, entry)
+            kind = tables.kind(key, op, backend, ins, outs, dtypes)
             if not p2p and column.seq and column.seq[-1] == seq:
                 column.kind[-1] = tables.joined(column.kind[-1], kind)
                 column.state[-1] = min(column.state[-1], state)
                 continue
+            site = 0
+            frames = entry.get("frames")
+            if type(frames) is list:
+                for frame in frames:
+                    site = sites.get(id(frame)) or self._frame(frame)
+                    if site > 0:
+                        break
             column.seq.append(seq)
             column.kind.append(kind)
-            frames = get("frames")
-            column.site.append(self._site(frames) if frames else 0)
+            column.site.append(abs(site))
             column.state.append(state)
             column.created.append(created)
             column.took.append(took)
@@ -293,13 +320,9 @@ class _Builder:
                 if held is None or held[0] != seq:
                     held = self._parts[group] = (seq, [])
                 held[1].append((column, len(column) - 1))
+        self.last_ns = last
 
-    def _oldest(self, entry: Mapping[str, Any]) -> tuple[str | None, str | None]:
-        """Torch before 2.4 gave the group's number only."""
-        number, name = entry.get("pg_id"), entry.get("profiling_name")
-        return (str(number), name) if type(number) is int and isinstance(name, str) else (None, None)
-
-    def _lane(self, group: str, name: str, is_p2p: bool, pair: Any, number: Any) -> tuple[Column, str, str | None, str, bool]:
+    def _lane(self, group: str, name: str, is_p2p: bool, pair: Any, number: Any) -> _Found:
         backend, op, src, dst = split_name(name)
         p2p = is_p2p or src is not None
         lane = Lane(group, src, dst) if src is not None and dst is not None else Lane(group)
@@ -311,20 +334,9 @@ class _Builder:
             self.described.setdefault(group, pair[1])
         if type(number) is int:
             self.numbers.setdefault(number, group)
-        made = self._known[group, name, is_p2p] = (column, str(op), backend, group, p2p)
-        return made
+        return column, str(op), backend, p2p
 
-    def _times(self, started: Any, completed: Any, created: int) -> None:
-        if type(started) is int and 0 < started < 2**63:
-            self.timed = True
-            self.dumped_ns = max(self.dumped_ns, started)
-        if type(completed) is int and 0 < completed < 2**63:
-            self.dumped_ns = max(self.dumped_ns, completed)
-        self.last_ns = max(self.last_ns, created)
-
-    def _closes(
-        self, column: Column, group: str, seq: int, state: int, took: float, p2p: bool, entry: Mapping[str, Any]
-    ) -> bool:
+    def _closes(self, column: Column, group: str, seq: int, state: int, took: float, p2p: bool) -> bool:
         """The end of a batch tells how its parts are: these are never updated themselves."""
         if p2p:
             number, parts = self._parts.get(group, (-1, []))
@@ -332,36 +344,40 @@ class _Builder:
                 part.state[place], part.took[place] = state, took
             return True
         if column.seq and column.seq[-1] == seq:
-            kind = self._tables.kind(b"coalesced", COALESCED, None, {})
+            kind = self._tables.kind(b"coalesced", COALESCED, None, None, None, None)
             column.kind[-1] = self._tables.joined(column.kind[-1], kind)
             column.state[-1], column.took[-1] = state, took
             return True
         return False
-
-    def _site(self, frames: Any) -> int:
-        if not isinstance(frames, list | tuple):
-            return 0
-        first = 0
-        for frame in frames[:64]:
-            number = self._sites.get(id(frame))
-            if number is None:
-                number = self._sites[id(frame)] = self._frame(frame)
-            if number > 0:
-                return number
-            first = first or number
-        return -first
 
     def _frame(self, frame: Any) -> int:
         """Its number in the table; negative for a frame of torch's."""
         get = frame.get if isinstance(frame, dict) else {}.get
         file, line, name = as_text(get("filename")) or "?", as_int(get("line")), as_text(get("name")) or "?"
         number = self._tables.site((f"{file}:{line} {name}" if line is not None else f"{file} {name}")[:400])
-        return -number if IN_TORCH.search(file) else number
+        number = self._sites[id(frame)] = -number if IN_TORCH.search(file) else number
+        return number
 
 
-def _kind(op: str, backend: str | None, entry: Mapping[str, Any]) -> Kind:
-    ins, outs, dtypes = entry.get("input_sizes"), entry.get("output_sizes"), entry.get("input_dtypes")
-    return Kind(op, _elements(ins), _elements(outs), _names(dtypes), _shapes(ins), backend)
+def _other(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The same fields of a dump of torch 2.2 to 2.4, which had other names and fewer of them."""
+    get = entry.get
+    pair = get("process_group", get("pg_name"))
+    number = get("pg_id")
+    if isinstance(pair, str):
+        pair = (pair, "")
+    elif not isinstance(pair, list | tuple) or not pair:
+        pair = (str(number) if type(number) is int else None, "")
+    seq = get("collective_seq_id", get("seq_id"))
+    micros = get("time_created_us")
+    created = get("time_created_ns", micros * 1000 if type(micros) is int else 0)
+    name = get("profiling_name")
+    return (
+        *(name if isinstance(name, str) else None, pair if isinstance(pair[0], str) else (None, "")),
+        *(get("is_p2p") is True, seq, get("p2p_seq_id", seq), created),
+        *(get("state"), get("retired"), get("time_discovered_started_ns")),
+        *(get("input_sizes"), get("output_sizes"), get("input_dtypes")),
+    )
 
 
 def _elements(shapes: Any) -> tuple[int, ...] | None:
@@ -390,12 +406,12 @@ def _both(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> tuple[A
     return one if other is None else other if one is None else one + other
 
 
-def _groups(config: Any) -> tuple[dict[str, tuple[int, ...] | None], dict[str, str]]:
+def _groups(config: Any, tables: Tables) -> tuple[dict[str, tuple[int, ...] | None], dict[str, str]]:
     groups: dict[str, tuple[int, ...] | None] = {}
     described: dict[str, str] = {}
     for key, value in config.items() if isinstance(config, dict) else ():
         told = value if isinstance(value, dict) else {}
-        ranks = ranks_of(told.get("ranks"))
+        ranks = tables.members(told.get("ranks"))
         if isinstance(key, str) and (key or ranks):  # gloo lists one group without name and ranks, whatever there is
             groups[key] = ranks
             described[key] = as_text(told.get("desc")) or ""

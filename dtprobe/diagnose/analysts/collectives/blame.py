@@ -9,7 +9,7 @@ from dtprobe.diagnose.analysts.collectives.habits import Break, broken
 from dtprobe.diagnose.analysts.collectives.recording import Call, Recording, spans
 from dtprobe.diagnose.analysts.collectives.waits import Graph, Meet, Reason
 from dtprobe.diagnose.case import First
-from dtprobe.readers.flight_calls import Lane
+from dtprobe.readers.flight_calls import STARTED, Lane
 
 MOST_ASKED = 64
 """So many ranks and calls of a cycle are looked into."""
@@ -56,8 +56,28 @@ def blamed(graph: Graph) -> Iterator[Blamed]:
         yield from _gone(graph, blind)
         return
     entered = graph.entered()
-    if entered:
+    if not entered:
+        return
+    started = all(graph.recording.state(call) == STARTED for call in graph.held[entered[0]].calls.values())
+    if not started and (short := graph.short()):
+        yield _short(graph, *short[0])
+    else:
         yield _symmetric(graph, entered[0])
+
+
+def _short(graph: Graph, call: Call, ranks: tuple[int, ...]) -> Blamed:
+    recording = graph.recording
+    who = f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}"
+    return Blamed(
+        mode="collective-skipped",
+        first=ranks[0],
+        suspects=ranks,
+        likelihood=0.6,
+        because=f"{who} never called {_named(recording, call)}, as the others did; no call before it has started anywhere",
+        causes=tuple((last, "last call: ") for rank in ranks[:3] for last in _last_calls(recording, rank)),
+        effects=(call,),
+        not_proven=ALIKE,
+    )
 
 
 def _since(graph: Graph, ranks: Sequence[int]) -> int:

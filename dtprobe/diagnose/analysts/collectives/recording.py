@@ -31,8 +31,12 @@ SYNCHRONISING = (
 _TRAILING = re.compile(r"([0-9]{1,7})(?:\.[A-Za-z]\w*)?$")
 
 
-class Group(NamedTuple):
-    """A process group: two groups of one name and different members are two."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Group:
+    """A process group: two groups of one name and different members are two. `members` are sorted.
+
+    There is one object of each group in a recording: with thousands of members, comparing and hashing them would take long.
+    """
 
     name: str
     members: tuple[int, ...]
@@ -62,6 +66,11 @@ class Recording:
     hosts: Mapping[int, str] = field(default_factory=dict)
     _members: dict[tuple[int, str], tuple[int, ...]] = field(default_factory=dict)
     _users: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _groups: dict[tuple[int, str], Group] = field(default_factory=dict)
+    _same: dict[tuple[str, int], list[tuple[tuple[int, ...], Group]]] = field(default_factory=dict)
+    _made: dict[tuple[str, tuple[int, ...]], Group] = field(default_factory=dict)
+    _used: dict[Group, list[int]] = field(default_factory=dict)
+    _world: tuple[int, ...] = ()
 
     def kind(self, call: Call) -> Kind:
         return self.tables.kinds[self.column(call).kind[call.place]]
@@ -91,7 +100,8 @@ class Recording:
             calls = self.ranks[rank]
             told = calls.groups.get(group)
             if told is None and calls.described.get(group) == DEFAULT:
-                told = tuple(range(self.world_size))
+                self._world = self._world or tuple(range(self.world_size))
+                told = self._world
             self._members[key] = told if told is not None else self._using(group)
         return self._members[key]
 
@@ -105,14 +115,27 @@ class Recording:
         text = self.ranks[rank].described.get(group, "")
         return text if text == DEFAULT else f"{text} (group {group})" if text and text != "undefined" else f"group {group}"
 
-    def groups(self) -> dict[Group, list[int]]:
+    def group(self, rank: int, name: str) -> Group:
+        """The group that a rank means by a name."""
+        key = rank, name
+        if key not in self._groups:
+            members = self.members(rank, name)
+            same = self._same.setdefault((name, id(members)), [])  # ranks that tell the same members share them
+            if not same:
+                ordered = tuple(sorted(members))
+                known = self._made.setdefault((name, ordered), Group(name, ordered))
+                same.append((members, known))
+            self._groups[key] = same[0][1]
+        return self._groups[key]
+
+    def groups(self) -> Mapping[Group, Sequence[int]]:
         """Every group of which collectives are recorded, with the ranks that recorded them."""
-        found: dict[Group, list[int]] = {}
-        for rank, calls in self.ranks.items():
-            for lane in calls.columns:
-                if not lane.p2p:
-                    found.setdefault(Group(lane.group, tuple(sorted(self.members(rank, lane.group)))), []).append(rank)
-        return found
+        if not self._used:
+            for rank, calls in self.ranks.items():
+                for lane in calls.columns:
+                    if not lane.p2p:
+                        self._used.setdefault(self.group(rank, lane.group), []).append(rank)
+        return self._used
 
     def ends(self, rank: int, lane: Lane) -> tuple[int, int] | None:
         """Source and destination of a point-to-point lane as ranks of the world; None where the group's members are not known."""

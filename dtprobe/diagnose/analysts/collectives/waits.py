@@ -47,7 +47,6 @@ class Graph:
         self.open: dict[int, list[Call]] = {}
         self.blockers: dict[int, list[Meet]] = {}
         self.held: dict[Meet, Held] = {}
-        self._keys: dict[tuple[int, str], Group] = {}
         for rank in recording.ranks:
             calls = [] if rank in self.stale else recording.open_calls(rank)
             self.open[rank] = calls
@@ -78,16 +77,10 @@ class Graph:
         return max(ages, default=None)
 
     def meet(self, call: Call) -> Meet:
-        group = self.group(call.rank, call.lane.group)
+        group = self.recording.group(call.rank, call.lane.group)
         if call.lane.p2p:
             return Meet(group, self.recording.seq(call), call.lane, call.rank)
         return Meet(group, self.recording.seq(call))
-
-    def group(self, rank: int, name: str) -> Group:
-        key = rank, name
-        if key not in self._keys:
-            self._keys[key] = Group(name, tuple(sorted(self.recording.members(rank, name))))
-        return self._keys[key]
 
     def awaited(self, rank: int) -> Iterator[tuple[int, Meet, Reason]]:
         for meet in self.blockers[rank]:
@@ -105,7 +98,7 @@ class Graph:
             if member in held.calls:
                 continue
             last = recording.last(member, meet.group.name) if self._known(member) else None
-            if last is None or self.group(member, meet.group.name) != meet.group:
+            if last is None or recording.group(member, meet.group.name) is not meet.group:
                 if not (self._known(member) and self._has(member, lane, meet.seq)):
                     held.unknown.append(member)
                 continue
@@ -183,6 +176,28 @@ class Graph:
     def blind(self) -> list[Meet]:
         """Calls that wait for nobody that is known, but perhaps for a rank of which nothing is known."""
         return [meet for meet, held in self.held.items() if held.unknown and not held.awaits]
+
+    def short(self) -> list[tuple[Call, tuple[int, ...]]]:
+        """Open calls, none of which is the first open one of its rank, that most members of their group have made and a few have not.
+
+        With those few, the oldest call first.
+        """
+        found = []
+        for group, ranks in self.recording.groups().items():
+            lane = Lane(group.name)
+            lasts = {rank: self.recording.last(rank, group.name) for rank in group.members if self._known(rank)}
+            told = {rank: last for rank, last in lasts.items() if last is not None}
+            least, most = min(told.values(), default=0), max(told.values(), default=0)
+            few = tuple(rank for rank, last in told.items() if last == least)
+            if least == most or len(few) * 2 >= len(told):
+                continue
+            for rank in ranks:
+                column = self.recording.ranks[rank].columns[lane]
+                place = column.at(least + 1) if rank in told else None
+                if place is not None and column.state[place] != DONE:
+                    found.append((Call(rank, lane, place), few))
+                    break
+        return sorted(found, key=lambda one: self.recording.created(one[0]))
 
     def entered(self) -> list[Meet]:
         """Calls that all their members have entered and none has left, the oldest first."""

@@ -8,13 +8,15 @@ from collections.abc import Iterator, Sequence
 from dtprobe.diagnose import seen
 from dtprobe.diagnose.case import Case, Finding, quote
 from dtprobe.diagnose.facts.ends import ends
-from dtprobe.diagnose.seen.observed import Try
+from dtprobe.diagnose.seen.observed import Observation, Try
 
 ANALYST = "attempts"
-RAISED, LEFT, SHORT, SENDING, PARTIAL = 0.72, 0.7, 0.72, 0.75, 0.65
+RAISED, LEFT, SHORT, SENDING, PARTIAL, FORKED = 0.72, 0.7, 0.72, 0.75, 0.65, 0.6
+FOR_EVER_NS = 3_000_000_000
 _DIRECTION = re.compile(r"ms for (send|recv) operation to complete")
 _LATER_GROUP = re.compile(r"wait timeout after \d+ ?ms, keys: \S*/(?P<group>[1-9]\w*)//(?:cpu|cuda)//\d+/(?P<awaited>\d+)\b")
 """Gloo's addresses of one rank of a group in the store; group 0 is the default one."""
+_MISMATCH = "Detected mismatch between collectives"
 _PEER = re.compile(
     r"(?i)connection (?:closed|reset|refused|was)|closed by peer|reset by peer|broken pipe|timed? ?out|read bytes|socket|unreachable|"
     r"remote process|network error|application timeout|wait timeout|DistNetworkError|DistStoreError|nccl|recv(?:Value|Vector)?\b|store"
@@ -28,6 +30,7 @@ SOON_NS = 5_000_000_000
 def analyse(case: Case) -> Iterator[Finding]:
     """Findings where ranks recorded tries."""
     found = seen.of(case).tries
+    yield from _forked(seen.of(case).observations, found)
     failed = sorted((one for one in found if one.error and one.ended_ns is not None), key=lambda one: one.ended_ns or 0)
     if not failed:
         return
@@ -38,6 +41,34 @@ def analyse(case: Case) -> Iterator[Finding]:
     yield from _raised(failed)
     yield from _left(case, found, failed)
     yield from _short(found, failed)
+
+
+def _forked(observed: Sequence[Observation], found: Sequence[Try]) -> Iterator[Finding]:
+    """A child of a rank began a try and never came back, while its parent went on."""
+    lost = [one for one in found if one.ended_ns is None and one.pid is not None]
+    for one in lost:
+        # the parent is the older process, with the smaller number; after a restart the newer one goes on
+        after = [
+            each
+            for each in observed
+            if each.rank == one.rank
+            and each.t_ns > one.begun_ns + FOR_EVER_NS
+            and each.pid is not None
+            and each.pid < (one.pid or 0)
+        ]
+        if after:
+            yield Finding(
+                mode="fork-after-init",
+                analyst=ANALYST,
+                likelihood=FORKED,
+                because=f"A child of rank {one.rank} (process {one.pid}) began {one.what} and never came back, while the rank went on.",
+                first=one.rank if len({each.rank for each in lost}) == 1 else "all",
+                suspects=tuple(sorted({each.rank for each in lost})),
+                at_ns=one.begun_ns,
+                evidence=(quote(one.line, "cause"), quote(after[0].line, "confirm")),
+                not_proven="that the child was forked and used the parent's group",
+            )
+            return
 
 
 def _sending(failed: Sequence[Try]) -> Iterator[Finding]:
@@ -88,7 +119,7 @@ def _raised(failed: Sequence[Try]) -> Iterator[Finding]:
     alike = {
         one.rank for one in failed if one.what == first.what and one.error == first.error and one.text[:60] == first.text[:60]
     }
-    if _PEER.search(f"{first.error}: {first.text}") or len(alike) > 1:
+    if _PEER.search(f"{first.error}: {first.text}") or _MISMATCH in first.text or len(alike) > 1:
         return
     after = [one for one in failed[1:] if one.rank != first.rank and _PEER.search(f"{one.error}: {one.text}")]
     if not after:

@@ -8,12 +8,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dtprobe.diagnose import seen
 from dtprobe.diagnose.case import Case, Finding, Quote
 from dtprobe.diagnose.seen import Seen
-from dtprobe.diagnose.seen.doing import WAITING, Activity, Doing, alike
+from dtprobe.diagnose.seen.doing import WAITING, Activity, Doing, alike, own
 from dtprobe.diagnose.seen.stacks import Stack
 from dtprobe.readers.threads import Thread, function_of
 
 ANALYST = "stacks"
-STOPPED, FORKED, CLEANUP, ELSEWHERE, FOREIGN, HELD, LEFT, MINORITY, CRASHED = 0.9, 0.9, 0.85, 0.65, 0.6, 0.85, 0.65, 0.45, 0.8
+STOPPED, FORKED, CLEANUP, ELSEWHERE, FOREIGN, HELD, LEFT, MINORITY, CRASHED, BLOCKED = (
+    0.9,
+    0.9,
+    0.85,
+    0.65,
+    0.6,
+    0.85,
+    0.65,
+    0.45,
+    0.8,
+    0.75,
+)
 
 _STOPPED = re.compile(r"Failed to suspend process.*SIGSTOP|unexpected waitpid result.*SIGSTOP")
 _HELD = re.compile(
@@ -22,6 +33,7 @@ _HELD = re.compile(
 _FORKED = re.compile(
     r"^(?:_worker_loop|_bootstrap|_launch|worker_loop|_do_pull_task) \(|caffe2::pthreadpool|^__run_fork_handlers|atexit|^_main \(|^malloc|^set_num_threads|^gomp_|^GOMP_|^omp_"
 )
+_FORK = re.compile(r"multiprocessing/popen_fork\.py")
 _WORKER = re.compile(r"pt_data_worker|_worker_loop|spawn_main|multiprocessing")
 
 
@@ -31,7 +43,7 @@ def analyse(case: Case) -> Iterator[Finding]:
     if not found.stacks:
         return
     yield from _stopped(found.stacks)
-    forked = list(_forked(found))
+    forked = list(_forked(found)) or list(_blocked(found))
     yield from forked
     if not forked:
         yield from _elsewhere(found) if not _all_well(found) else ()
@@ -85,6 +97,28 @@ def _forked(found: Seen) -> Iterator[Finding]:
                 suspects=(stack.rank,) if stack.rank is not None else (),
                 evidence=tuple(evidence),
                 not_proven="which thread of the parent held the lock",
+            )
+            return
+
+
+def _blocked(found: Seen) -> Iterator[Finding]:
+    """A worker that was forked, and stands still in the data set's own code, while its rank waits for it."""
+    for stack in found.stacks:
+        thread = stack.main
+        if not stack.child or thread is None or thread.active is not False or not _waits_for_loader(found, stack.rank):
+            continue
+        if not any(_FORK.search(one) for one in thread.frames) or not any("_worker_loop" in one for one in thread.frames):
+            continue
+        if own(thread.frames[0]) and stack.rank is not None:
+            yield Finding(
+                mode="dataloader-fork-deadlock",
+                analyst=ANALYST,
+                likelihood=BLOCKED,
+                because=f"A forked worker of rank {stack.rank} stands still in {function_of(thread.frames[0])}, and the rank waits for it.",
+                first=stack.rank,
+                suspects=(stack.rank,),
+                evidence=(stack.quote(thread, thread.frames[0], "cause"), found.doing[stack.rank].quote("confirm")),
+                not_proven="that it waits for a lock and not for a file or a peer: native frames, or its wchan, would tell",
             )
             return
 

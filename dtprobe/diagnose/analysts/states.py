@@ -1,41 +1,82 @@
-"""States of the ranks' processes: stopped ones, and descriptors or threads that only grow."""
+"""States of the ranks' processes: stopped ones, and one that grew until it was killed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
 from dtprobe.diagnose import seen
 from dtprobe.diagnose.case import Case, Finding, quote
+from dtprobe.diagnose.facts.ends import ends
 from dtprobe.diagnose.seen.states import Sample
 
 ANALYST = "states"
-STOPPED, STUCK = 0.9, 0.6
+STOPPED, GREW = 0.9, 0.72
+GROWN, GROWN_BYTES = 1.6, 128 << 20
 LEAST_NS = 500_000_000
 """A stop shorter than this is a debugger's or a sampler's."""
 
 
 def analyse(case: Case) -> Iterator[Finding]:
-    """A rank that was stopped for a while, or waits in the kernel where no signal reaches it."""
+    """A rank that was stopped for a while; one whose memory grew far beyond its peers' before it was killed."""
     by_rank: dict[int, list[Sample]] = {}
     for one in seen.of(case).states:
         if one.rank is not None:
             by_rank.setdefault(one.rank, []).append(one)
-    for letters, mode, likelihood, words in (("Tt", "rank-stopped", STOPPED, "was stopped"),):
-        spans = {rank: span for rank, samples in by_rank.items() if (span := _longest(samples, letters))}
-        if spans and len(spans) < max(2, len(by_rank)):
-            rank, span = max(spans.items(), key=lambda item: _length(item[1]))
-            length = _length(span) / 1e9
-            yield Finding(
-                mode=mode,
-                analyst=ANALYST,
-                likelihood=likelihood,
-                because=f"Process {span[0].pid}, rank {rank}, {words}" + (f" for {length:.1f} s." if length else "."),
-                first=rank,
-                suspects=(rank,),
-                at_ns=span[0].t_ns,
-                evidence=(quote(span[0].line, "cause"), *((quote(span[-1].line, "confirm"),) if len(span) > 1 else ())),
-                not_proven="who stopped it",
-            )
+    spans = {rank: span for rank, samples in by_rank.items() if (span := _longest(samples, "Tt"))}
+    if spans and len(spans) < max(2, len(by_rank)):
+        rank, span = max(spans.items(), key=lambda item: _length(item[1]))
+        length = _length(span) / 1e9
+        yield Finding(
+            mode="rank-stopped",
+            analyst=ANALYST,
+            likelihood=STOPPED,
+            because=f"Process {span[0].pid}, rank {rank}, was stopped" + (f" for {length:.1f} s." if length else "."),
+            first=rank,
+            suspects=(rank,),
+            at_ns=span[0].t_ns,
+            evidence=(quote(span[0].line, "cause"), *((quote(span[-1].line, "confirm"),) if len(span) > 1 else ())),
+            not_proven="who stopped it",
+        )
+    yield from _grew(case, by_rank)
+
+
+def _grew(case: Case, by_rank: Mapping[int, Sequence[Sample]]) -> Iterator[Finding]:
+    """Ended by SIGKILL, and its last samples far above what it and its peers used before: what the kernel does for memory."""
+    killed = {end.rank if end.rank is not None else end.local_rank: end for end in ends(case) if end.signal == signal.SIGKILL}
+    grown = {rank: growth for rank, samples in by_rank.items() if (growth := _growth(samples)) is not None}
+    for rank, end in killed.items():
+        if rank is None or rank not in grown:
+            continue
+        before, last = grown[rank]
+        others = [after for other, (_, after) in grown.items() if other != rank]
+        most = last.rss_bytes or 0
+        if (
+            most < GROWN * before
+            or most - before < GROWN_BYTES
+            or any(most < GROWN * (other.rss_bytes or 0) for other in others)
+        ):
+            continue
+        yield Finding(
+            mode="host-oom-kill",
+            analyst=ANALYST,
+            likelihood=GREW,
+            because=f"Rank {rank} was ended by SIGKILL when its memory had grown from {before >> 20} to {most >> 20} MiB; its peers' had not.",
+            first=rank,
+            suspects=(rank,),
+            at_ns=last.t_ns,
+            evidence=(quote(last.line, "cause"), quote(end.line, "confirm")),
+            not_proven="that the kernel did it: its log, or the memory.events of the group, would tell",
+        )
+
+
+def _growth(samples: Sequence[Sample]) -> tuple[int, Sample] | None:
+    """What a process used in the middle of its life, and the last sample that shows any memory."""
+    shown = [one for one in samples if one.rss_bytes]
+    if len(shown) < 4:
+        return None
+    return int(median(one.rss_bytes or 0 for one in shown)), max(shown[-3:], key=lambda one: one.rss_bytes or 0)
 
 
 def _longest(samples: Sequence[Sample], letters: str) -> list[Sample]:

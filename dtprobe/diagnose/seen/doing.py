@@ -59,7 +59,7 @@ _FRAMES: tuple[tuple[Doing, re.Pattern[str]], ...] = (
     ),
     (
         Doing.LOADER,
-        re.compile(r"^(?:_next_data|_get_data|_try_get_data|__next__|_process_data) \(.*torch/utils/data/dataloader\.py"),
+        re.compile(r"\(.*torch/utils/data/dataloader\.py"),
     ),
     (
         Doing.CHECKPOINT,

@@ -25,6 +25,7 @@ class Sample:
     wchan: str | None
     threads: int | None
     fds: int | None
+    rss_bytes: int | None
     line: Line
 
 
@@ -55,6 +56,7 @@ def _samples(lines: Sequence[Line], places: Places) -> Iterator[Sample]:
             wchan=as_text(value.get("wchan")) or None,
             threads=as_int(value.get("threads")),
             fds=as_int(value.get("fds")),
+            rss_bytes=as_int(value.get("rss_bytes")) or None,
             line=line,
         )
 
@@ -67,4 +69,6 @@ def _status(lines: Sequence[Line], places: Places, artifact: Artifact) -> Iterat
     if state is not None:
         rank = places.rank(pid, artifact.host)
         rank = artifact.rank if rank is None else rank
-        yield Sample(rank=rank, pid=pid, t_ns=None, state=state["state"], wchan=None, threads=None, fds=None, line=line)
+        yield Sample(
+            rank=rank, pid=pid, t_ns=None, state=state["state"], wchan=None, threads=None, fds=None, rss_bytes=None, line=line
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from dtprobe import Metric, Mitigation, Verdict, VerdictKind
@@ -42,8 +43,9 @@ def judged(evidence: Evidence, timeout_s: float) -> Verdict:
         return Verdict(
             kind=VerdictKind.INCONCLUSIVE, control_healthy=False, because="a rank ended before it came to its store call"
         )
-    cores, runnable = _spin(evidence, calls)
     asked = _asked(evidence)
+    stopped = set(zip(asked["arm"], asked["repeat"], strict=True))  # strace stops a rank at each call: it is not seen to run
+    cores, runnable = _spin(evidence, calls, stopped)
     metrics = {
         "store_calls_hung": symptoms.share(calls, calls["hung"]),
         "store_call_s": symptoms.measure(calls, "took_s"),
@@ -54,8 +56,9 @@ def judged(evidence: Evidence, timeout_s: float) -> Verdict:
         "flock_that_never_came_back": symptoms.share(asked, asked["locked_out"]),
     }
     bad, clean = (symptoms.counts(calls, calls["hung"], arm) for arm in ("fault", "control"))
-    spinning = "fault" in runnable and runnable["fault"].value >= SPINS
     seen = asked[asked["arm"].eq("fault")]
+    spinning = "fault" in runnable or len(seen) > 0
+    spinning = spinning and ("fault" not in runnable or runnable["fault"].value >= SPINS)
     spinning = spinning and bool(seen["reads"].ge(AGAIN).all() and seen["locked_out"].all())
     kind = symptoms.apart(bad, clean, whole=spinning)
     return Verdict(
@@ -94,7 +97,7 @@ def _because(
     if len(cured):
         said = (cured["error"] + ": " + cured["text"])[cured["error"].ne("")].dropna()
         because += (
-            f" The safe store said within {cured['took_s'].max():.2f} s: {_short(said.iloc[0]) if len(said) else 'nothing'}"
+            f" The safe store said within {cured['took_s'].max():.2f} s: {_short(said.iloc[0]) if len(said) else 'nothing'}."
         )
     return because
 
@@ -135,7 +138,9 @@ def _asked(evidence: Evidence) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["arm", "repeat", "reads", "locked_out"]).astype({"locked_out": "boolean"})
 
 
-def _spin(evidence: Evidence, calls: pd.DataFrame) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
+def _spin(
+    evidence: Evidence, calls: pd.DataFrame, stopped: Set[tuple[str, int]]
+) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
     """Of the busiest rank of each run from the beginning of a store call that hung on: arm -> cores used, share of samples runnable.
 
     A rank that spins is runnable whatever the machine's load is; how much of a core it gets is not its affair.
@@ -146,6 +151,8 @@ def _spin(evidence: Evidence, calls: pd.DataFrame) -> tuple[dict[str, Estimate],
     cores: dict[str, list[float]] = {}
     runnable: dict[str, list[float]] = {}
     for (arm, repeat), some in calls[calls["hung"]].groupby(["arm", "repeat"]):
+        if (arm, repeat) in stopped:
+            continue
         used, ran = [], []
         for call in some.itertuples():
             own = samples[(samples["arm"] == arm) & (samples["repeat"] == repeat) & (samples["rank"] == call.rank)]

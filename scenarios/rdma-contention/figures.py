@@ -93,10 +93,11 @@ def _doubt(one: object, rdma: float | None, tcp: float | None, udp: float) -> st
         return one.invalid
     if "rdma" in one.what and not rdma:
         return "perftest gave no figure"
+    import pandas as pd
+
     total = (rdma or 0.0) + (tcp or 0.0) + udp
-    if (
-        one.rate_mbit == one.rate_mbit and not SUM[0] <= total / one.rate_mbit <= SUM[1]
-    ):  # NaN on a device, whose rate is unknown
+    # Null on a device of the host, whose rate is not known.
+    if pd.notna(one.rate_mbit) and not SUM[0] <= total / one.rate_mbit <= SUM[1]:
         return f"all flows together {total:.1f} of {one.rate_mbit:g} Mbit/s"
     return ""
 

@@ -12,6 +12,7 @@ import pytest
 from dtprobe.doctor import Doctor, Machine, Missing
 from dtprobe.doctor.capabilities import TABLE, named
 from dtprobe.errors import Unavailable, UsageError
+from dtprobe.launch.lab import image, recipe
 
 
 class Elsewhere(Machine):
@@ -107,6 +108,35 @@ def test_packages_that_lack_are_named_together(elsewhere: Any, tmp_path: Path) -
     found = Doctor(elsewhere(files={"usr/lib/x86_64-linux-gnu/libfuse3.so.3": ""})).capability("fuse")
     assert found == Missing("the Python package mfusepy is not installed", "pip install mfusepy", pip=("mfusepy",))
     assert Doctor(elsewhere(packages={"mfusepy": "3"})).capability("fuse") is None
+
+
+def test_the_lab_names_all_its_packages_and_needs_root_only_until_its_image_is_built(elsewhere: Any, tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    found = Doctor(elsewhere(**cache)).capability("lab")
+    assert isinstance(found, Missing)
+    # debootstrap and mke2fs are found below /usr/sbin too, where this machine may have them
+    assert {"qemu-system-x86", "seabios", "cpio", "util-linux"} <= set(found.apt)
+    for name in ("qemu-system-x86_64", "debootstrap", "cpio", "mke2fs", "unshare"):
+        tool(tmp_path, name)
+    found = Doctor(elsewhere(**cache)).capability("lab")
+    assert found is not None and "building needs root" in found.reason
+    assert "python -m dtprobe.launch.lab build" in found.remedy
+    assert Doctor(elsewhere(euid=0, **cache)).capability("lab") is None
+    manifest = image.cache(cache) / recipe.key() / image.MANIFEST
+    manifest.parent.mkdir(parents=True)
+    manifest.touch()
+    assert Doctor(elsewhere(**cache)).capability("lab") is None
+    (tmp_path / "bin" / "cpio").unlink()
+    assert Doctor(elsewhere(**cache)).capability("lab") is None
+
+
+def test_verbs_are_a_device_with_perftest_or_the_lab(elsewhere: Any, tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert isinstance(Doctor(elsewhere(**cache)).capability("verbs"), Missing)
+    machine = elsewhere(files={"sys/class/infiniband/mlx5_0/node_type": "1: CA"}, **cache)
+    assert isinstance(Doctor(machine).capability("verbs"), Missing)
+    tool(tmp_path, "ib_write_bw")
+    assert Doctor(machine).capability("verbs") is None
 
 
 def test_what_no_package_cures_decides_over_what_one_would(elsewhere: Any) -> None:

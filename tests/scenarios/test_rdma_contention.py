@@ -91,3 +91,8 @@ def test_only_status_12_at_its_time_counts(figures, tmp_path, status, after_s, t
     [row] = figures.losses(evidence(tmp_path, {**told, "status": status, "after_s": after_s})).to_dict("records")
 
     assert row["in_time"] is timely
+
+
+def test_on_a_device_whose_rate_is_unknown_no_sum_is_asked_for(figures, tmp_path):
+    [row] = figures.goodput(evidence(tmp_path, {"rate_mbit": None})).to_dict("records")
+    assert row["valid"], row["why"]

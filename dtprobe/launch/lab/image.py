@@ -103,7 +103,9 @@ def _build(place: Path, environ: Mapping[str, str], mirror: str | None, told: bu
     fresh = Path(tempfile.mkdtemp(prefix=BUILDING, dir=place.parent))
     try:
         with _progress(place, told) as say:
-            build.image(fresh, say, environ=environ, mirror=mirror)
+            # debootstrap and mke2fs lie where only root's PATH looks
+            path = f"{environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+            build.image(fresh, say, environ={**environ, "PATH": path}, mirror=mirror)
             say("checksums", 1.0)
             for name in recipe.FILES:
                 (fresh / name).chmod(0o444)

@@ -105,8 +105,8 @@ fuse = _variant(
     "a key in FileStore until that memory's time is over, however often it opens the file.",
     source="failure document, section 3.2; nfs(5), DATA AND METADATA COHERENCE",
     layer="filesystem",
-    certifies_not="A client of NFS: the view remembers for a fixed time, and its locks do not make it ask anew, as NFS's do (see the variant nfs). It is "
-    "like NFS with nocto, and like clients of object stores.",
+    certifies_not="A client of NFS: the view remembers for a fixed time, and its locks do not make it ask anew, as NFS's do, "
+    "also with nocto (see the variant nfs).",
     world_size=2,
     repeats=2,
     probes=(proc(hz=20), strace(calls="openat,flock")),

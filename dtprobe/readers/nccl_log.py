@@ -28,7 +28,7 @@ REDUCING = frozenset({"AllReduce", "Reduce", "ReduceScatter"})
 P2P = frozenset({"Send", "Recv"})
 
 _LINE = re.compile(
-    r"(?P<host>[\w.-]+):(?P<pid>\d{1,9}):(?P<tid>\d{1,9}) (?:\[(?P<device>-?\d+)\] )?(?:\S+ )?(?P<where>\S+:\d+ )?NCCL (?P<level>INFO|WARN|TRACE|ERROR|VERSION) (?P<text>.*)$"
+    r"(?P<host>[\w.-]+):(?P<pid>\d{1,9}):(?P<tid>\d{1,9}) (?:\[(?P<device>-?\d+)\] )?(?P<where>\S+:\d+ )?(?:\S+ )?NCCL (?P<level>INFO|WARN|TRACE|ERROR|VERSION) (?P<text>.*)$"
 )
 _INIT = re.compile(
     r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d+) n[rR]anks (?P<nranks>\d+) cudaDev (?P<device>-?\d+)"

@@ -47,7 +47,7 @@ def _latest(answers: Sequence[Answer]) -> list[Answer]:
 def _lag(answer: Answer, comm: Communicator) -> tuple[str, list[int], list[int]] | None:
     """Kind of operation, the ranks that launched fewest of it and those that launched most, as the communicator's ranks."""
     kinds = {kind for peer in comm.peers.values() for kind in peer.counts} | set(comm.many)
-    best: tuple[int, str, list[int], list[int]] | None = None
+    best: tuple[tuple[int, int], str, list[int], list[int]] | None = None
     for kind in sorted(kinds):
         counts = {rank: peer.counts[kind] for rank, peer in comm.peers.items() if kind in peer.counts}
         unlisted = comm.many.get(kind, {})
@@ -57,8 +57,8 @@ def _lag(answer: Answer, comm: Communicator) -> tuple[str, list[int], list[int]]
         low, high = min(everything), max(everything)
         behind = [rank for rank, count in counts.items() if count == low]
         ahead = [rank for rank, count in counts.items() if count == high]
-        if best is None or high - low > best[0]:
-            best = high - low, kind, behind, ahead
+        if best is None or (high - low, high) > best[0]:
+            best = (high - low, high), kind, behind, ahead
     return best[1:] if best else None
 
 

@@ -46,7 +46,7 @@ def take(artifacts: Sequence[Artifact], lines: Sequence[Line], who: Who, problem
     processes = nccl.take(lines)
     answers = ras.take(artifacts, by_artifact, problems)
     places = Places.of(who, processes, answers)
-    told = tuple(observed.observations(line for line in lines if line.artifact.kind in ("jsonl", "text")))
+    told = tuple(observed.observations(line for line in lines if line.artifact.kind in ("jsonl", "json", "text")))
     known = tuple(stacks.take(artifacts, by_artifact, places, problems))
     return Seen(
         stacks=known,

@@ -33,7 +33,7 @@ def take(artifacts: Sequence[Artifact], lines: Mapping[str, Sequence[Line]], pla
     """All samples, in the order of the artifacts and lines."""
     for one in artifacts:
         own = lines.get(one.name, ())
-        if one.kind == "jsonl" and own and '"wchan"' in own[0].raw and '"state"' in own[0].raw:
+        if one.kind in ("jsonl", "json") and own and '"wchan"' in own[0].raw and '"state"' in own[0].raw:
             yield from _samples(own, places)
         elif any(line.text.startswith("State:") for line in own[:12]):
             yield from _status(own, places, one)

@@ -16,7 +16,7 @@ from dtprobe.diagnose.case import Event, Line
 
 LONGEST = 8192
 """A line is looked at up to this many characters: what software prints about a failure stands at its start."""
-SCOPES = ("rank", "first", "alike", "all", "host", "store", "peer")
+SCOPES = ("rank", "first", "alike", "all", "host", "store", "peer", "nobody")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Signature:
     `scope` says whom such lines are about: `rank` (the rank named, else the one that printed it; all ranks where every one of them
     shows it), `first` (only ever the first that showed it), `alike` (all ranks as soon as two show it, or where none can be named),
     `all` (always the whole job), `host` (the ranks of the host named, first of them foremost), `store` (rank 0, which serves the
-    store), `peer` (the one rank that did not show it).
+    store), `peer` (the one rank that did not show it), `nobody` (no rank can be named).
 
     `fields` of the patterns with fixed meanings name whom the line is about: `rank`, `local` (a local rank), `host`, `pid`, `gpu`
     (a PCI bus id).
@@ -116,11 +116,7 @@ class _Index:
     of_anchor: tuple[tuple[int, ...], ...]
     known: Sequence[Signature]
 
-    def events(self, line: Line) -> Iterator[Event]:
-        text = line.text if len(line.text) <= LONGEST else line.text[:LONGEST]
-        hits = self.automaton.find_matches_as_indexes(text, overlapping=True)
-        if not hits:
-            return
+    def events(self, line: Line, text: str, hits: Iterable[tuple[int, int, int]]) -> Iterator[Event]:
         for number in sorted({number for hit in hits for number in self.of_anchor[hit[0]]}):
             event = self.known[number].seen_in(line, text)
             if event is not None:
@@ -140,5 +136,8 @@ def _index() -> _Index:
 def events_of(lines: Iterable[Line]) -> Iterator[Event]:
     """Every event in these lines; one line may be several, in the order of the signatures."""
     index = _index()
+    find = index.automaton.find_matches_as_indexes
     for line in lines:
-        yield from index.events(line)
+        text = line.text if len(line.text) <= LONGEST else line.text[:LONGEST]
+        if hits := find(text, overlapping=True):
+            yield from index.events(line, text, hits)

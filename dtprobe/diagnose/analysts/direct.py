@@ -13,6 +13,8 @@ SHOWN = 6
 """So many lines of one mode are quoted."""
 EACH = 3
 """So many of one signature."""
+ALONE = 0.4
+"""Lines less telling than this strengthen others and say nothing by themselves: good runs print them too."""
 SECOND = 0.5
 """How much a further signature of the same mode adds."""
 
@@ -25,7 +27,8 @@ def analyse(case: Case) -> Iterator[Finding]:
         if mode := known[event.signature].mode:
             by_mode[mode].append(event)
     for mode, events in by_mode.items():
-        yield _finding(case, mode, events)
+        if max(known[event.signature].likelihood for event in events) >= ALONE:
+            yield _finding(case, mode, events)
 
 
 def _finding(case: Case, mode: str, events: Sequence[Event]) -> Finding:

@@ -144,24 +144,20 @@ def _addresses(case: Case) -> Iterator[Finding]:
         if signatures()[event.signature].mode in ("firewall-no-route", "container-network-unreachable")
     ]
     blamed = next((rank for event in (named or failed) if (rank := rank_of(event, case)) is not None), None)
+    wrong = [event for event in used if event.fields["interface"].startswith(BRIDGES) or event.fields["interface"] == "lo"]
+    if wrong and len({event.host for event in used if event.host}) > 1:
+        rank = (
+            blamed
+            if blamed is not None
+            else next((rank for event in wrong if (rank := rank_of(event, case)) is not None), None)
+        )
+        because = f"NCCL took the interface {wrong[0].fields['interface']}"
+        yield _unreachable("wrong-socket-interface", 0.93, because, wrong[:2], named or failed, rank)
+        return
     twice = next((list(found.values()) for found in hosts.values() if len(found) > 1), [])
     if twice:
         yield _unreachable(
             "container-network-unreachable", 0.92, "Several hosts advertise the same address", twice, named or failed, blamed
-        )
-        return
-    if len({event.host for event in used if event.host}) < 2 and len(hosts) < 2:
-        return
-    wrong = [event for event in used if event.fields["interface"].startswith(BRIDGES) or event.fields["interface"] == "lo"]
-    if wrong:
-        rank = next((rank for event in wrong if (rank := rank_of(event, case)) is not None), blamed)
-        yield _unreachable(
-            "wrong-socket-interface",
-            0.9,
-            f"NCCL took the interface {wrong[0].fields['interface']}",
-            wrong[:2],
-            named or failed,
-            rank,
         )
 
 

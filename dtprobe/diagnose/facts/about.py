@@ -31,8 +31,7 @@ def rank_of(event: Event, case: Case) -> int | None:
     if pid is not None and (seat := case.who.at_pid(pid, host)):
         return seat.rank
     if "gpu" in named or "pid" in named:
-        rank = None if pid is None else _only_unseated(case)
-        return _said_by(case, pid) if rank is None and pid is not None else rank
+        return None if pid is None else next((rank for find in _FINDERS if (rank := find(case, pid)) is not None), None)
     if event.rank is not None:
         return event.rank
     return _follower(case, event) if event.line.pid is not None else None
@@ -48,7 +47,14 @@ def host_of(event: Event, case: Case) -> str | None:
     return next((seat.host for seat in case.who.seats if seat.host and seat.host in words), None)
 
 
-def _only_unseated(case: Case) -> int | None:
+def _by_launch_order(case: Case, pid: int) -> int | None:
+    """The place of a process among those that the old launcher killed, which it does in the order of their ranks on its host."""
+    order = list(dict.fromkeys(int(event.fields["subprocess"]) for event in case.of("launch-killing")))
+    files = {event.line.artifact.name for event in case.of("launch-killing")}
+    return order.index(pid) if pid in order and len(files) == 1 else None
+
+
+def _only_unseated(case: Case, _pid: int) -> int | None:
     """The only rank whose process is not known, for a process that is no other rank's."""
     size = case.who.world_size
     if size is None or not 1 < size <= 1 << 20:
@@ -61,6 +67,9 @@ def _said_by(case: Case, pid: int) -> int | None:
     """The rank that a process gave as its own in its lines."""
     said = {int(found["rank"]) for line in case.lines if line.pid == pid and (found := _SAYS_RANK.search(line.text))}
     return said.pop() if len(said) == 1 else None
+
+
+_FINDERS = (_by_launch_order, _only_unseated, _said_by)
 
 
 def _follower(case: Case, event: Event) -> int | None:

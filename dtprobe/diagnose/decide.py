@@ -2,63 +2,23 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from importlib.resources import files
+from collections.abc import Sequence
+from dataclasses import replace
 
 from dtprobe.diagnose.calibration import calibrated
 from dtprobe.diagnose.case import Case, Finding
 from dtprobe.diagnose.diagnosis import HEALTHY, UNDETERMINED, Diagnosis
-from dtprobe.diagnose.facts.raised import raised
-from dtprobe.diagnose.facts.words import words
-from dtprobe.diagnose.weigh import Candidate, evidence, level, weigh
+from dtprobe.diagnose.modes import modes
+from dtprobe.diagnose.relevance import relevant
+from dtprobe.diagnose.weigh import Candidate, evidence, weigh
 from dtprobe.readers.artifact import Problem
 
 DECIDED = 0.5
 """Below this likelihood the answer is `undetermined`."""
 SHOWN = 10
 """So many lines of evidence are shown."""
-STARTING = frozenset({"bootstrap", "network", "config"})
-SILENT = frozenset({"nested-launcher", "timeout-not-inherited", "duplicate-gpu", "clock-skew"})
-"""These let a job end well and wrong."""
-WELL = 0.9
-OVERCOME = 0.3
-"""What is left of trouble of these classes where steps were printed below its lines."""
 RIVAL = 0.6
 """How much a failure that the answer does not explain takes from its confidence."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What is known of a failure mode."""
-
-    group: str
-    locus: str
-    title: str = ""
-    fix: str = ""
-    scenario: str | None = None
-    explains: frozenset[str] = frozenset()
-
-
-@cache
-def modes() -> Mapping[str, Known]:
-    """Every failure mode of the taxonomy."""
-    package = files("dtprobe")
-    taxonomy = tomllib.loads((package / "taxonomy.toml").read_text(encoding="utf-8"))["modes"]
-    more = tomllib.loads((package / "diagnose" / "knowledge" / "modes.toml").read_text(encoding="utf-8"))
-    return {
-        name: Known(
-            group=entry["class"],
-            locus=entry["locus"],
-            title=entry["title"],
-            fix=more.get(name, {}).get("fix", ""),
-            scenario=more.get(name, {}).get("scenario"),
-            explains=frozenset(more.get(name, {}).get("explains", ())),
-        )
-        for name, entry in taxonomy.items()
-    }
 
 
 def decide(case: Case, findings: Sequence[Finding], failed: Sequence[Problem] = ()) -> Diagnosis:
@@ -67,8 +27,7 @@ def decide(case: Case, findings: Sequence[Finding], failed: Sequence[Problem] = 
     `failed` are analysts that could not judge this case; the answer says so.
     """
     known = modes()
-    well = any(one.mode == HEALTHY and one.likelihood >= WELL for one in findings)
-    ranked = weigh([_overcome(case, one, well=well) for one in findings], {name: one.explains for name, one in known.items()})
+    ranked = weigh(relevant(case, findings), {name: one.explains for name, one in known.items()})
     failures = [one for one in ranked if one.mode != HEALTHY]
     healthy = next((one for one in ranked if one.mode == HEALTHY), None)
     best = failures[0] if failures and failures[0].likelihood >= DECIDED else None
@@ -97,27 +56,6 @@ def decide(case: Case, findings: Sequence[Finding], failed: Sequence[Problem] = 
         waits=next((one.waits for one in best.findings if one.waits), ()),
         not_proven=next((one.not_proven for one in best.findings if one.not_proven), ""),
     )
-
-
-def can_be_overcome(mode: str) -> bool:
-    """Whether a job may get over this: trouble at the start that is neither silent nor the machine's."""
-    return modes()[mode].group in STARTING and mode not in SILENT and level(mode) != level("ib-link-flap")
-
-
-def _overcome(case: Case, one: Finding, *, well: bool) -> Finding:
-    """Trouble at the start that the job got over hardly failed it, unless an exception says it did.
-
-    It got over it where it trained afterwards, or where every rank ended well.
-    """
-    if not can_be_overcome(one.mode):
-        return one
-    ends = {(item.line.artifact.name, item.line.number) for item in raised(case)}
-    places = [(item.file, item.line) for item in one.evidence if item.role == "cause"]
-    if not places or any(place in ends for place in places):
-        return one
-    if not well and any(not words(case).trained_after(*place) for place in places):
-        return one
-    return replace(one, likelihood=one.likelihood * OVERCOME)
 
 
 def confidence(best: Candidate, others: Sequence[Candidate]) -> float:

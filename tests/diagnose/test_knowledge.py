@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 
 from dtprobe import catalog
-from dtprobe.diagnose.decide import modes
+from dtprobe.diagnose.modes import modes
 from dtprobe.diagnose.facts.words import vocabulary
 from dtprobe.diagnose.weigh import levels
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dtprobe.diagnose.case import Finding, Quote
-from dtprobe.diagnose.decide import modes
+from dtprobe.diagnose.modes import modes
 from dtprobe.diagnose.weigh import evidence, weigh
 
 EXPLAINS = {name: one.explains for name, one in modes().items()}

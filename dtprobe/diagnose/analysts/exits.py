@@ -24,6 +24,7 @@ _MODES = {
 _GONE = re.compile(
     r"(?i)connection (?:was )?(?:likely )?(?:reset|closed)|closed by (?:remote )?peer|remote process exited|got 0 bytes|broken pipe"
 )
+_STORE = re.compile(r"TCPStore|DistNetworkError|DistStoreError|recvValue|sendBytes|recvBytes")
 _FOLLOWS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
@@ -187,11 +188,13 @@ def _lost(case: Case) -> Iterator[Finding]:
     if len(silent) == 1 and len(told) > 1:
         rank = next(iter(silent))
         seat = case.who.of(rank)
+        hosted = rank == 0 and any(_STORE.search(line.text) for line in told.values())
         yield Finding(
-            mode="rank-lost",
+            mode="store-host-lost" if hosted else "rank-lost",
             analyst="exits",
-            likelihood=0.5,
-            because=f"All ranks but {rank} report closed connections: rank {rank} went, and nothing of it says how.",
+            likelihood=0.62 if hosted else 0.5,
+            because=f"All ranks but {rank} report closed connections{' to the store' if hosted else ''}: rank {rank} went, "
+            "and nothing of it says how.",
             first=rank,
             suspects=(rank,),
             host=seat.host if seat else None,

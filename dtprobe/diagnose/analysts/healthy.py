@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 from dtprobe.diagnose.case import Case, Finding, quote
-from dtprobe.diagnose.decide import can_be_overcome
 from dtprobe.diagnose.facts.ends import ends
 from dtprobe.diagnose.facts.raised import raised
 from dtprobe.diagnose.facts.timeouts import waits
 from dtprobe.diagnose.facts.words import SPOKEN, says, words
+from dtprobe.diagnose.relevance import can_be_overcome
 from dtprobe.diagnose.signatures import Signature, signatures
 
 SURE = 0.9

@@ -184,7 +184,7 @@ def _gloo(case: Case, joined: Waits) -> Hang:
     places = {one.rank: one.where for one in raised(case) if one.rank in waiting and one.effect}
     silent = world(case) - waiting
     line = joined.gloo[0].line
-    directions = {one.fields.get("direction") for one in joined.gloo}
+    given_up = [one for one in raised(case) if one.rank in waiting and one.effect]
     kind: Kind = "nobody"
     odd: set[int] = set()
     if silent and waiting and len(silent) <= FEW * len(world(case)):
@@ -196,9 +196,9 @@ def _gloo(case: Case, joined: Waits) -> Hang:
             kind, odd = "other-place", {rank for rank, place in places.items() if rank is not None and place != most[0][0]}
     elif silent:
         kind = "some"
-    elif directions and all(_p2p_call(one.frames) for one in raised(case) if one.rank in waiting):
+    elif given_up and all(_p2p_call(one.frames) for one in given_up):
         kind = "p2p"
-    calls = tuple(call for one in raised(case) if one.rank in waiting and one.effect and (call := _p2p_call(one.frames)))
+    calls = tuple(call for one in given_up if (call := _p2p_call(one.frames)))
     return Hang(kind=kind, group=DEFAULT_GROUP, waiting=tuple(sorted(waiting)), odd=tuple(sorted(odd)), line=line, calls=calls)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dtprobe.diagnose.case import First
-from dtprobe.diagnose.decide import modes
+from dtprobe.diagnose.modes import modes
 from dtprobe.diagnose.diagnosis import HEALTHY, UNDETERMINED, Diagnosis
 from dtprobe.report import words
 from dtprobe.report.postmortem import moments, waits

@@ -26,6 +26,7 @@ class Who:
     """The ranks of the job. `world_size` is None where nothing tells it; `seen` are the ranks that left any artifact or line.
 
     `world_size_from` says how the size is known. `one_host`: nothing speaks for more than one, so that a local rank is the rank.
+    `files` are those of one process each (torchrun's `--log-dir`) whose lines name its rank.
     """
 
     world_size: int | None = None
@@ -33,6 +34,7 @@ class Who:
     seats: tuple[Seat, ...] = ()
     seen: frozenset[int] = field(default_factory=frozenset)
     one_host: bool = False
+    files: tuple[tuple[str, int], ...] = ()
 
     def at_pid(self, pid: int, host: str | None = None) -> Seat | None:
         """The rank of a process; None where none or several fit."""
@@ -179,8 +181,9 @@ def identify(artifacts: Sequence[Artifact], lines: Sequence[Line], events: Seque
     _global_comms(tied)
     ranks = [*(one.rank for one in artifacts), *(one.rank for one in lines), *(one.rank for one in events)]
     seen = {rank for rank in ranks if rank is not None}
+    files = _files(tied, lines)
     who = _joined(tied, artifacts, lines, seen)
-    return replace(who, seats=_with_pids(who, tied))
+    return replace(who, seats=_with_pids(who, tied), files=tuple(files.items()))
 
 
 def seated(who: Who, lines: Sequence[Line]) -> list[Line]:
@@ -192,9 +195,11 @@ def seated(who: Who, lines: Sequence[Line]) -> list[Line]:
             hosts.setdefault(seat.rank, set()).add(seat.host)
     by_pid: dict[tuple[int, str | None], int | None] = {}
     by_local: dict[tuple[int, str | None], int | None] = {}
+    homes = _homes(who, lines)
+    of_file = {name: rank for name, rank in who.files}
     found = []
     for line in lines:
-        rank = line.rank
+        rank = line.rank if line.rank is not None else of_file.get(line.artifact.name)
         if rank is None and line.pid is not None:
             if (line.pid, line.host) not in by_pid:
                 seat = who.at_pid(line.pid, line.host)
@@ -205,11 +210,27 @@ def seated(who: Who, lines: Sequence[Line]) -> list[Line]:
                 seat = who.at_local(line.local_rank, line.host)
                 by_local[line.local_rank, line.host] = seat.rank if seat else line.local_rank if who.one_host else None
             rank = by_local[line.local_rank, line.host]
-        host = line.host
+        host = line.host or homes.get(line.artifact.name)
         if host is None and rank is not None and len(hosts.get(rank, ())) == 1:
             host = next(iter(hosts[rank]))
         found.append(line if rank == line.rank and host == line.host else replace(line, rank=rank, host=host))
     return found
+
+
+def _homes(who: Who, lines: Sequence[Line]) -> dict[str, str]:
+    """The host of each artifact whose name holds the name of one host of the job: `dmesg-n17.txt`, `n17/rank3.log`."""
+    hosts = {one.host for one in who.seats if one.host} | {one.host for one in lines if one.host}
+    shorts = {host.split(".")[0]: host for host in hosts if not host.replace(".", "").isdigit() and host != "localhost"}
+    if not shorts:
+        return {}
+    choice = "|".join(re.escape(one) for one in sorted(shorts, key=len, reverse=True) if len(one) > 2)
+    pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{choice})(?![A-Za-z0-9])") if choice else None
+    homes = {}
+    for name in {line.artifact.name for line in lines}:
+        found = set(pattern.findall(name)) if pattern else set()
+        if len(found) == 1:
+            homes[name] = shorts[found.pop()]
+    return homes
 
 
 def _numbers(text: str) -> list[int]:
@@ -290,6 +311,20 @@ def _global_comms(tied: _Tied) -> None:
                 break
 
 
+def _files(tied: _Tied, lines: Sequence[Line]) -> dict[str, int]:
+    """Files of one process each, with the one rank that their lines name."""
+    ranks: dict[str, set[int]] = defaultdict(set)
+    local: dict[str, int] = {}
+    for line in lines:
+        if line.artifact.local_rank is not None and line.rank is not None:
+            ranks[line.artifact.name].add(line.rank)
+            local[line.artifact.name] = line.artifact.local_rank
+    files = {name: found.pop() for name, found in ranks.items() if len(found) == 1}
+    for name, rank in files.items():
+        _sit(tied, Seat(rank=rank, local_rank=local[name]))
+    return files
+
+
 def _joined(tied: _Tied, artifacts: Sequence[Artifact], lines: Sequence[Line], seen: set[int]) -> Who:
     for name, ranks in tied.locals.items():
         host = next((line.host for line in lines if line.artifact.name == name and line.host), None)
@@ -302,8 +337,11 @@ def _joined(tied: _Tied, artifacts: Sequence[Artifact], lines: Sequence[Line], s
         line.host for line in lines if line.host and line.local_rank is not None
     }
     placed = [seat for seat in tied.seats.values() if seat.local_rank is not None]
+    # torchrun's folders of two hosts hold the same local ranks
+    runs = {one.name.partition("/attempt_")[0] for one in artifacts if one.local_rank is not None}
     one_host = (
         bool(local)
+        and len(runs) <= 1
         and len(hosts) <= 1
         and all(seat.local_rank == seat.rank for seat in placed)
         and max(seen, default=0) <= max(local)

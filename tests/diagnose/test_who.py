@@ -73,6 +73,25 @@ def test_a_local_rank_is_the_rank_where_nothing_speaks_for_a_second_host(tmp_pat
     assert not who.one_host and [one.rank for one in lines] == [None, 9]
 
 
+def test_a_file_of_one_process_belongs_to_the_rank_that_its_lines_name(tmp_path: Path) -> None:
+    names = ("n0/attempt_0/1/stderr.log", "n1/attempt_0/1/stderr.log", "n1/attempt_0/0/stderr.log")
+    lines = []
+    artifacts = []
+    for at, (name, text) in enumerate(zip(names, ("plain\n[rank1]: boom\n", "plain\n[rank9]: boom\n", "plain\n"), strict=True)):
+        path = tmp_path / str(at)
+        path.write_text(text)
+        artifacts.append(Artifact(name=name, path=path, kind="text", size=len(text), local_rank=int(name[13])))
+        lines.extend(read_lines(artifacts[-1]))
+    who = identify(artifacts, lines)
+    assert [one.rank for one in seated(who, lines)] == [1, 1, 9, 9, None] and not who.one_host
+
+
+def test_a_file_named_after_a_host_of_the_job_is_of_that_host(tmp_path: Path) -> None:
+    texts = (_init("n17", 100, 0, 0, 2) + _init("n18.cluster", 101, 0, 1, 2), "NVRM: x\n", "NVRM: y\n", "NVRM: z\n")
+    _, lines = _read(tmp_path, *texts, names=("train.log", "dmesg-n17.txt", "n18/kern.log", "dmesg-n170.txt"))
+    assert [one.host for one in lines[2:]] == ["n17", "n18.cluster", None]
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [

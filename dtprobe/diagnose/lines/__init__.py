@@ -174,7 +174,7 @@ def _segments(raw: str, found: Envelope, habits: Any, calendar: stamps.Calendar)
 
 def _line(artifact: Artifact, number: int, raw: str, found: Envelope, before: _Before) -> Line:
     own = found.rank is not None or found.local_rank is not None or found.pid is not None or found.labelled
-    if own or not _CONTINUES.match(found.text):
+    if own or not _CONTINUES.match(found.text) or _BAR.search(found.text):
         before.rank, before.local_rank, before.pid = found.rank, found.local_rank, found.pid
         before.host, before.t_ns, before.zoned = found.host, found.t_ns, not found.bare
     t_ns = before.t_ns if found.t_ns is None else found.t_ns

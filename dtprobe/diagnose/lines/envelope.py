@@ -41,7 +41,7 @@ _CRI = re.compile(r"std(?:out|err) [FP] |[0-9a-f]{6,64} (?=\[rank)")
 _ACTOR = re.compile(
     r"\((?P<name>[\w.:<>\[\]/ =-]{1,80}?)(?:,? ?pid=(?P<pid>\d{1,10}))?(?:,? ?(?:ip|node_ip|host)=(?P<host>[\w.:-]+))?\)(?: \[repeated [^\]]*\])? ?"
 )
-_ACTOR_RANK = re.compile(r"\b(?:world_)?rank=(\d{1,6})|(?<![A-Za-z])TP(\d{1,4})$")
+_ACTOR_RANK = re.compile(r"\b(?:world_)?rank=(\d{1,6})|^(?:Vllm)?Worker_TP(\d{1,4})(?:_EP\d+)?$")
 _NCCL = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,10}):\d{1,10} \[-?\d{1,3}\] (?:[\w./-]+:\d+ )?NCCL ")
 _KERNEL = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*) kernel: (?:\[ *\d+\.\d+\] ?)?")
 # a daemon's name has its process id, or is one of those that print none: any other word before a colon is a program's own
@@ -54,7 +54,7 @@ _SLURMD = re.compile(r"slurmstepd-(?P<host>[\w.-]+): |slurmd\[(?P<other>[\w.-]+)
 _OWN = re.compile(
     r"(?:\[[IWEF][^\]]*\] |  what\(\):\s+)?\[(?:PG (?:ID )?0 (?:PG GUID 0)?(?:\([^)]*\))? ?)?Rank (?P<rank>\d{1,6})\]"
 )
-_TENSOR_PARALLEL = re.compile(r"[\[ ]TP(\d{1,4})\] ?$")
+_TENSOR_PARALLEL = re.compile(r":\d\d(?:[.,]\d+)? TP(\d{1,4})\] ?$")  # beside a DP or PP number it is no rank
 _TIMES = ("time", "timestamp", "@timestamp", "ts", "asctime", "datetime")
 _TEXTS = ("log", "message", "msg", "text", "event")
 

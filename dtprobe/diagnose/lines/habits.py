@@ -16,7 +16,7 @@ ENOUGH = 3
 """So many lines must carry a label before it is believed."""
 _NUMBERS = {
     "srun": (re.compile(r" *(?P<label>\d{1,6}):(?: |$)"), 0.8),
-    "hydra": (re.compile(r"\[(?P<label>\d{1,6})\] ?(?![\d:])"), 0.6),
+    "hydra": (re.compile(r"\[(?P<label>\d{1,6})\]:? ?(?![\d:])"), 0.6),
 }
 _CONTAINER = r"(?: (?:pytorch|main|trainer|worker|container|app))? "
 _NAMES = (

@@ -61,7 +61,7 @@ class Stamp:
 def _leading(*bodies: str) -> tuple[re.Pattern[str], ...]:
     # closed by its bracket, with what loggers put beside the time in it ("TP8", a thread), or by a separator of loggers
     return tuple(
-        re.compile(r" ?[\[(<]?" + one + r"(?: [\w:.-]{1,24}(?=[\])]))?[\])>]?(?= |\t|$|\[|:|\|)[ \t]?(?:[|:-] )?")
+        re.compile(r" ?[\[(<]?" + one + r"(?:(?: [\w:.=-]{1,24}){1,3}(?=[\])]))?[\])>]?(?= |\t|$|\[|:|\|)[ \t]?(?:[|:-] )?")
         for one in bodies
     )
 

@@ -47,6 +47,8 @@ def _ns(text: str) -> int:
         ("(TrainWorker pid=71, ip=10.0.0.7) [rank1]: boom", 1, "boom"),
         ("(Worker_TP1 pid=902) boom", 1, "boom"),
         ("(VllmWorker rank=2 pid=902) boom", 2, "boom"),
+        ("(Worker_DP1_TP0 pid=902) boom", None, "boom"),
+        ("[2025-02-24 14:06:11 DP1 TP0] boom", None, "boom"),
         ("2026-02-18T10:20:10.110Z [rank7]: boom", 7, "boom"),
         ("2026-02-18T10:20:10.110123456Z stderr F [rank7]: boom", 7, "boom"),
         ('{"log":"[rank7]: boom\\n","stream":"stderr","time":"2026-02-18T10:20:10.1Z"}', 7, "boom"),
@@ -63,7 +65,7 @@ def _ns(text: str) -> int:
         ("  what():  [Rank 5] boom", 5, "  what():  [Rank 5] boom"),
     ],
 )
-def test_the_rank_that_printed_a_line_is_read_from_its_tag(tmp_path: Path, raw: str, rank: int, text: str) -> None:
+def test_the_rank_that_printed_a_line_is_read_from_its_tag(tmp_path: Path, raw: str, rank: int | None, text: str) -> None:
     (line,) = _lines(tmp_path / "a.log", raw)
     assert (line.rank, line.text) == (rank, text)
 

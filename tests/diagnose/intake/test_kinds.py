@@ -57,7 +57,7 @@ def _zip(name: str) -> bytes:
         (b"PAR1\0\0", "parquet"),
         (b"SQLite format 3\0", "sqlite"),
         (b"\x7fELF\2\1\1\0", "elf"),
-        (gzip.compress(b"x"), "gzip"),
+        (gzip.compress(b"x", mtime=0), "gzip"),
         (_tar(), "tar"),
         (_zip("a.log"), "zip"),
         (_zip("model/data.pkl"), "weights"),

@@ -185,7 +185,9 @@ def _broken(graph: Graph, ranks: Sequence[int], meets: Sequence[Meet], breaks: S
     # which half of the job waits for it tells more than what was due
     absent = [meet.lane is not None for meet in missed]
     pair = all(absent) if absent and len(set(absent)) == 1 else any(lane.p2p for lane in (first.due, *first.lanes))
-    mode = "p2p-unpaired" if pair else _HABITS[first.how]
+    held = [recording.kind(call).op for meet in meets for call in graph.held[meet].calls.values()]
+    both = set(held) == {"send"} and first.how != "left-out"
+    mode = "send-send-deadlock" if both else "p2p-unpaired" if pair else _HABITS[first.how]
     went = f"rank {spans(guilty)} {_DID[first.how].format(count=first.count)} {_named(recording, first.call)}, unlike the times before"
     return Blamed(
         mode=mode,

@@ -136,8 +136,8 @@ def _usual(meeting: Meeting, column: Column, seq: int) -> bool:
     place = column.at(seq)
     if place is None:
         return False
-    past = column.kind.tolist()[max(0, place - PAST) : place]
-    ahead = to_come(past)
+    past = column.kind[max(0, place - PAST) : place]
+    ahead = to_come([meeting.alike(kind) for kind in past])
     return bool(ahead) and meeting.same(ahead[0], column.kind[place])
 
 
@@ -190,7 +190,8 @@ def _story(recording: Recording, meeting: Meeting, model: Column, odd: Column, h
     ahead = ours
     if len(ours) < FAR:
         # A rank whose processor waits in this very call shows nothing behind it: what came the last time stands for it.
-        ahead = ours + to_come(model.kind.tolist()[max(0, here - PAST) : here + len(ours)], FAR)
+        past = model.kind[max(0, here - PAST) : here + len(ours)]
+        ahead = ours + to_come([meeting.alike(kind) for kind in past], FAR)
     how, count = compared(ahead, theirs, meeting.same, len(ours))
     if how in TOLD:
         return TOLD[how], count

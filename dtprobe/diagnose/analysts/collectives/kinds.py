@@ -52,7 +52,7 @@ class Meeting:
         self._kinds = kinds
         self._told: dict[tuple[int, int], Difference | None] = {}
         self._alike: dict[int, int] = {}
-        self._numbers: dict[tuple[str, int, tuple[str, ...] | None], int] = {}
+        self._firsts: dict[tuple[str, int, tuple[str, ...] | None], int] = {}
 
     def difference(self, one: int, other: int) -> Difference | None:
         if one == other:
@@ -66,9 +66,9 @@ class Meeting:
         return one == other or self.difference(one, other) is None
 
     def alike(self, kind: int) -> int:
-        """One number for all kinds that can meet each other."""
+        """The first of the kinds that can meet each other."""
         if kind not in self._alike:
             one = self._kinds[kind]
             size = sum(one.ins) if one.ins is not None and base(one.op) in SAME_SIZES else -1
-            self._alike[kind] = self._numbers.setdefault((one.op, size, one.dtypes), len(self._numbers))
+            self._alike[kind] = self._firsts.setdefault((one.op, size, one.dtypes), kind)
         return self._alike[kind]

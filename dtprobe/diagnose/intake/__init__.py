@@ -9,7 +9,7 @@ import stat
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,12 +79,23 @@ def _scratch() -> Iterator[Path]:
     for left in base.glob(_SCRATCH + "*"):
         with suppress(OSError), _locked(left):
             shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
-    try:
-        with _locked(folder):
+    with ExitStack() as held:
+        folder = _made(held)
+        try:
             yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _made(held: ExitStack) -> Path:
+    """A new folder and its lock. Another process may take a folder for left behind before it is locked: then the next one."""
+    for _ in range(20):
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+        with suppress(FileNotFoundError, BlockingIOError):
+            held.enter_context(_locked(folder))
+            if folder.exists():
+                return folder
+    raise UsageError(f"no temporary folder can be kept in {tempfile.gettempdir()}", "set TMPDIR to a folder that is not cleaned")
 
 
 @contextmanager

@@ -140,7 +140,7 @@ nfs = _variant(
     control=_mounted("lookupcache=none"),
     fault=_mounted(STALE_MOUNT),
     mitigated=_mounted(STALE_MOUNT, "--store", "safe"),
-    needs=("linux", "torch", "python~=3.11.0", "qemu", "root"),
+    needs=("linux", "torch", "python~=3.11.0", "lab"),
     expect={"torch>=2.9": "partly"},
 )
 

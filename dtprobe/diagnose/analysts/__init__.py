@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dtprobe.diagnose.analysts import (
+    absent,
     attempts,
     checks,
     collectives,
@@ -50,6 +51,7 @@ ANALYSTS: tuple[Analyst, ...] = (
     attempts.analyse,
     checks.analyse,
     restarts.analyse,
+    absent.analyse,
     healthy.analyse,
     collectives.analyse,
 )

@@ -7,6 +7,7 @@ outside it. Several answers are compared: a rank that moved on between them was 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from dtprobe.diagnose import seen
 from dtprobe.diagnose.case import Case, Finding
@@ -24,7 +25,7 @@ RESULTS = {
     6: "nccl-remote-error",
 }
 """By ncclResult_t."""
-ERROR = 0.55
+ERROR, LATE = 0.55, 0.5
 
 
 def analyse(case: Case) -> Iterator[Finding]:
@@ -33,7 +34,11 @@ def analyse(case: Case) -> Iterator[Finding]:
     if not answers:
         return
     latest = _latest(answers)
-    yield from _behind(answers, latest)
+    lags = list(_behind(answers, latest))
+    if seen.of(case).ended_well:
+        # every rank came to its end after this answer: it was late, not lost
+        lags = [replace(one, mode="straggler", likelihood=LATE) for one in lags if one.mode == "collective-skipped"]
+    yield from lags
     yield from _lost(answers)
     yield from _errors(latest)
 

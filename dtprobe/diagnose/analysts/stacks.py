@@ -13,18 +13,9 @@ from dtprobe.diagnose.seen.stacks import Stack
 from dtprobe.readers.threads import Thread, function_of
 
 ANALYST = "stacks"
-STOPPED, FORKED, CLEANUP, ELSEWHERE, FOREIGN, HELD, LEFT, MINORITY, CRASHED, BLOCKED = (
-    0.9,
-    0.9,
-    0.85,
-    0.65,
-    0.6,
-    0.85,
-    0.65,
-    0.45,
-    0.8,
-    0.75,
-)
+STOPPED, FORKED, CLEANUP, HELD = 0.9, 0.9, 0.85, 0.85
+CRASHED, BLOCKED = 0.8, 0.75
+ELSEWHERE, LEFT, FOREIGN, LATE, MINORITY = 0.65, 0.65, 0.6, 0.5, 0.45
 
 _STOPPED = re.compile(r"Failed to suspend process.*SIGSTOP|unexpected waitpid result.*SIGSTOP")
 _HELD = re.compile(
@@ -46,13 +37,8 @@ def analyse(case: Case) -> Iterator[Finding]:
     forked = list(_forked(found)) or list(_blocked(found))
     yield from forked
     if not forked:
-        yield from _elsewhere(found) if not _all_well(found) else ()
+        yield from _elsewhere(found) if not found.ended_well else _late(found)
     yield from _crashed(found.stacks)
-
-
-def _all_well(found: Seen) -> bool:
-    """Whether every try that the ranks recorded ended without an error: then a stack shows a rank that was late, not one that is lost."""
-    return bool(found.tries) and all(one.ended_ns is not None and not one.error for one in found.tries)
 
 
 def _stopped(stacks: Sequence[Stack]) -> Iterator[Finding]:
@@ -156,6 +142,17 @@ def _elsewhere(found: Seen) -> Iterator[Finding]:
         )
     elif not others and len(doing) > 2:
         yield from _minority(doing)
+
+
+def _late(found: Seen) -> Iterator[Finding]:
+    """The job came to its end all the same: who was elsewhere then was late."""
+    waiting = [one for one in found.doing.values() if one.doing in WAITING]
+    others = {rank: one for rank, one in found.doing.items() if one.doing in (Doing.SLEEP, Doing.CODE, Doing.LOADER)}
+    if waiting and len(others) == 1:
+        ((rank, one),) = others.items()
+        yield _finding(
+            "straggler", LATE, others, f"Rank {rank} {one.doing} while the others wait for it, and came later.", waiting[:1]
+        )
 
 
 def _away(others: Mapping[int, Activity], waiting: Mapping[int, Activity]) -> Iterator[Finding]:

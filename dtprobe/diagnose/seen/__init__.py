@@ -31,6 +31,15 @@ class Seen:
     observations: tuple[Observation, ...] = ()
     tries: tuple[Try, ...] = ()
 
+    @property
+    def ended_well(self) -> bool:
+        """Whether what was seen shows that the job came to its end: every try without an error, every communicator destroyed.
+
+        Then what a tool saw on the way is a rank that was late, not one that was lost.
+        """
+        tried = bool(self.tries) and all(one.ended_ns is not None and not one.error for one in self.tries)
+        return tried or (bool(self.nccl) and all(one.destroyed for one in self.nccl))
+
 
 @lru_cache(maxsize=4)
 def of(case: Case) -> Seen:

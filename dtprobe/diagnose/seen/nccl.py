@@ -28,6 +28,12 @@ class NcclProcess:
     """Address with port, and why the connection failed."""
     last: Line | None = None
 
+    @property
+    def destroyed(self) -> bool:
+        """Whether it destroyed its communicators, and aborted none."""
+        phases = {made.phase for made, _line in self.makings}
+        return "Destroy COMPLETE" in phases and not any(phase.startswith("Abort") for phase in phases)
+
     def begun(self) -> dict[str, tuple[Making, Line]]:
         """Communicators that this process began to make and did not finish, by id."""
         found: dict[str, tuple[Making, Line]] = {}

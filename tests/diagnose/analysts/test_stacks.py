@@ -122,3 +122,17 @@ def test_a_crash_shows_its_frame(case: Callable[..., Case]) -> None:
     (found,) = stacks.analyse(case(*log))
     assert (found.mode, found.first) == ("sigsegv", 1)
     assert "fused" in found.because
+
+
+def test_a_rank_that_came_later_was_late_and_not_lost(case: Callable[..., Case]) -> None:
+    stacks_of = {f"stack_rank{rank}.txt": dump(rank, ELSEWHERE if rank == 1 else WAITS) for rank in range(3)}
+    logs = {
+        f"nccl_rank{rank}.log": [
+            f"box:{700 + rank}:1 [{rank}] NCCL INFO comm 0x1 rank {rank} nranks 3 cudaDev {rank} busId 1b000 commId 0xa - Init COMPLETE",
+            f"box:{700 + rank}:1 [{rank}] NCCL INFO comm 0x1 rank {rank} nranks 3 cudaDev {rank} busId 1b000 - Destroy COMPLETE",
+        ]
+        for rank in range(3)
+    }
+    assert [one.mode for one in stacks.analyse(case(**stacks_of))] == ["collective-skipped"]
+    (found,) = stacks.analyse(case(**stacks_of, **logs))
+    assert (found.mode, found.first) == ("straggler", 1)

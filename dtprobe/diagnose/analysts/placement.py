@@ -12,7 +12,7 @@ from dtprobe.diagnose.signatures import signatures
 BRIDGES = ("docker", "br-", "virbr", "cni", "veth", "flannel", "podman", "lxc", "lxd", "tailscale", "tun", "wg")
 """Interfaces of containers and tunnels: no other host reaches their addresses."""
 FAILED_TO_CONNECT = (
-    "nccl-connect-failed", "nccl-no-route", "nccl-bridge-address", "nccl-socket-closed", "collective-stuck", "nccl-remote-error",
+    "nccl-connect-failed", "nccl-connect-refused", "nccl-no-route", "nccl-bridge-address", "nccl-socket-closed", "collective-stuck", "nccl-remote-error",
 )  # fmt: skip
 
 
@@ -23,6 +23,7 @@ def analyse(case: Case) -> Iterator[Finding]:
     yield from _worlds_of_one(case)
     yield from _versions(case)
     yield from _addresses(case)
+    yield from _no_server(case)
 
 
 def _too_many(case: Case) -> Iterator[Finding]:
@@ -159,6 +160,24 @@ def _addresses(case: Case) -> Iterator[Finding]:
         yield _unreachable(
             "container-network-unreachable", 0.92, "Several hosts advertise the same address", twice, named or failed, blamed
         )
+
+
+def _no_server(case: Case) -> Iterator[Finding]:
+    """Every node waits as a client for the store: the one that was to serve it did not know that it was meant."""
+    failed = case.of("store-connect-failed")
+    asked = [int(event.fields["count"]) for event in case.of("nodes-asked")]
+    places = {event.host or event.line.artifact.name: event for event in reversed(failed)}
+    if not asked or max(asked) < 2 or len(places) < max(asked):
+        return
+    yield Finding(
+        mode="rendezvous-host-mismatch",
+        analyst="placement",
+        likelihood=0.84,
+        because=f"All {len(places)} nodes tried to connect to the store and none served it: no node took the endpoint for its own.",
+        first="all",
+        evidence=_quotes(list(places.values())[:4], "cause"),
+        not_proven="which node the endpoint was meant to name",
+    )
 
 
 def _unreachable(

@@ -148,7 +148,7 @@ class _Taking:
                 size=status.st_size,
                 rank=who.rank,
                 local_rank=who.local_rank,
-                dated_ns=first_date_ns(head),
+                dated_ns=first_date_ns(head) if kind in kinds.TEXTS else None,
                 near_ns=status.st_mtime_ns if depth == 0 else None,
             )
         )

@@ -134,7 +134,8 @@ def markdown(found: Sequence[Row], versions: Mapping[str, str]) -> str:
 
 
 def _cell(text: str) -> str:
-    flat = re.sub(r"/tmp/\S+", "...", " ".join(text.split())).replace("|", "\\|")
+    flat = re.sub(r"/tmp/\S+", "...", " ".join(text.split()))
+    flat = re.sub(r'\{"t_ns".*', "a record of a worker", flat).replace("|", "\\|")
     return flat if len(flat) <= 220 else flat[:217] + "..."
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,15 @@ def test_the_page_counts_what_is_right_and_says_what_is_taken_for_what(
 def test_folders_without_a_run_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert confusion.main([str(tmp_path)]) == 2
     assert "no run with a fault arm" in capsys.readouterr().err
+
+
+ITSELF = ("rank-killed", "rank-stopped", "python-exception-one-rank", "gil-held")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ITSELF)
+def test_a_fault_arm_is_diagnosed_as_its_own_mode(tmp_path: Path, name: str) -> None:
+    command = [sys.executable, "-m", "dtprobe", "run", name, "--arm", "fault", "--repeats", "1", "--out", str(tmp_path)]
+    subprocess.run(command, check=False, capture_output=True, timeout=180)
+    (row,) = confusion.rows([tmp_path])
+    assert (row.diagnosis.failure_mode, row.diagnosis.first_failing_rank) == (name, 1)

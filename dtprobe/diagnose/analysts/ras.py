@@ -25,7 +25,7 @@ RESULTS = {
     6: "nccl-remote-error",
 }
 """By ncclResult_t."""
-ERROR, LATE = 0.55, 0.5
+ERROR, LATE = 0.55, 0.45
 
 
 def analyse(case: Case) -> Iterator[Finding]:

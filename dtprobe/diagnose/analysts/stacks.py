@@ -15,7 +15,7 @@ from dtprobe.readers.threads import Thread, function_of
 ANALYST = "stacks"
 STOPPED, FORKED, CLEANUP, HELD = 0.9, 0.9, 0.85, 0.85
 CRASHED, BLOCKED = 0.8, 0.75
-ELSEWHERE, LEFT, FOREIGN, LATE, MINORITY = 0.65, 0.65, 0.6, 0.5, 0.45
+ELSEWHERE, LEFT, FOREIGN, LATE, MINORITY = 0.65, 0.65, 0.6, 0.45, 0.45
 
 _STOPPED = re.compile(r"Failed to suspend process.*SIGSTOP|unexpected waitpid result.*SIGSTOP")
 _HELD = re.compile(

@@ -21,6 +21,7 @@ def test_a_case_is_diagnosed(name, tmp_path):
     shutil.copytree(CORPUS / name, job, ignore=shutil.ignore_patterns("truth.toml"))
     answer = diagnose([job])
     assert answer.failure_mode in [truth["failure_mode"], *truth.get("accept", [])], answer.because
+    assert not [text for text in answer.missing if "could not judge" in text]
     first = truth["first_failing_rank"]
     fine = {*truth.get("suspects", [first]), *truth.get("tolerated", [])}
     if "suspects" in truth or (isinstance(first, int) and first >= 0):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dtprobe.diagnose.case import Case, Event, Finding, First, Line, Quote, quote
+from dtprobe.diagnose.case import Case, Finding, First, Line, Quote, Role, quote
 from dtprobe.diagnose.facts.hang import Hang, hang, world
-from dtprobe.diagnose.facts.raised import raised
 from dtprobe.diagnose.facts.timeouts import Timeout, waits
 from dtprobe.diagnose.facts.words import words
 
@@ -21,24 +20,20 @@ SEVERAL = 4
 
 
 def analyse(case: Case) -> Iterator[Finding]:
-    """One finding for the earliest hang, and one for each report that names the guilty ranks itself."""
-    yield from _fingerprints(case)
-    yield from _barriers(case)
-    yield from _reports(case)
-    yield from _store(case)
-    yield from _stuck_watchdog(case)
-    yield from _lengths(case)
+    """One finding or two for the earliest hang."""
     found = hang(case)
     if found is not None:
         yield from _hang(case, found)
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def named(ranks: Sequence[int]) -> str:
+    """The ranks in words, the first of many."""
     shown = ", ".join(map(str, ranks[:8]))
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}" + (", ..." if len(ranks) > 8 else "")
 
 
-def _first(ranks: Sequence[int]) -> First:
+def first_of(ranks: Sequence[int]) -> First:
+    """The first of a few ranks; none where they are too many to name one."""
     return ranks[0] if ranks and len(ranks) <= SEVERAL else None
 
 
@@ -63,7 +58,7 @@ def _hang(case: Case, one: Hang) -> Iterator[Finding]:
             mode="cross-communicator-deadlock",
             analyst="watchdog",
             likelihood=0.6,
-            because=f"{_ranks(one.waiting)} wait in group {one.group} while others wait in {', '.join(one.crossed)}.",
+            because=f"{named(one.waiting)} wait in group {one.group} while others wait in {', '.join(one.crossed)}.",
             suspects=tuple(sorted({item.rank for item in waits(case).timeouts})),
             evidence=_crossed(case),
             at_ns=one.began_ns,
@@ -79,7 +74,7 @@ def _crossed(case: Case) -> tuple[Quote, ...]:
 
 def _evidence(case: Case, one: Hang) -> tuple[Quote, ...]:
     """The odd rank's own state or time-out first, then a rank that waits, then what the odd one said last."""
-    found: list[tuple[Line, str]] = []
+    found: list[tuple[Line, Role]] = []
     for rank in one.odd[:2]:
         mine = one.of(rank)
         status = waits(case).status(rank, one.group)
@@ -96,7 +91,7 @@ def _evidence(case: Case, one: Hang) -> tuple[Quote, ...]:
         found += [(line, "confirm") for line in (typical.place_line,) if line is not None]
     elif one.line is not None:
         found.append((one.line, "effect"))
-    return tuple(quote(line, role) for line, role in found)  # type: ignore[arg-type]
+    return tuple(quote(line, role) for line, role in found)
 
 
 def _most_enqueued(case: Case, one: Hang) -> int:
@@ -119,9 +114,9 @@ def _absent(case: Case, one: Hang) -> Finding:
         mode="rank-lost" if silent else "collective-skipped",
         analyst="watchdog",
         likelihood=0.5 if silent else likelihood,
-        because=f"{_ranks(one.waiting)} waited in {what} until the time-out; {_ranks(one.odd)} never entered it"
+        because=f"{named(one.waiting)} waited in {what} until the time-out; {named(one.odd)} never entered it"
         + (" and said nothing any more." if silent else "."),
-        first=_first(one.odd),
+        first=first_of(one.odd),
         suspects=one.odd if len(one.odd) <= SEVERAL else (),
         at_ns=one.began_ns,
         evidence=_evidence(case, one),
@@ -135,8 +130,8 @@ def _pair(one: Hang) -> tuple[Timeout | None, Timeout | None]:
 
 def _said(mine: Timeout | None, typical: Timeout | None, one: Hang) -> str:
     if mine is None or typical is None:
-        return f"{_ranks(one.odd)} and {_ranks(one.waiting)} wait in different collectives."
-    return f"{_ranks(one.odd)} waited in {mine.what} while {_ranks(one.waiting)} waited in {typical.what}."
+        return f"{named(one.odd)} and {named(one.waiting)} wait in different collectives."
+    return f"{named(one.odd)} waited in {mine.what} while {named(one.waiting)} waited in {typical.what}."
 
 
 def _timeout_quotes(one: Hang) -> tuple[Quote, ...]:
@@ -156,7 +151,7 @@ def _other_operation(one: Hang) -> Finding:
         likelihood=0.62 if main_only else 0.6,
         because=_said(mine, typical, one)
         + (" Only the main rank called it, so it stands under a rank condition." if main_only else ""),
-        first=_first(one.odd),
+        first=first_of(one.odd),
         suspects=one.odd if len(one.odd) <= SEVERAL else (),
         at_ns=one.began_ns,
         evidence=_timeout_quotes(one),
@@ -170,28 +165,31 @@ def _other_size(one: Hang) -> Iterator[Finding]:
         return
     low, high = sorted((mine.numel_in, typical.numel_in))
     apart = high / low >= RATIO
-    common = {
-        "analyst": "watchdog",
-        "first": _first(one.odd),
-        "suspects": one.odd if len(one.odd) <= SEVERAL else (),
-        "at_ns": one.began_ns,
-        "evidence": _timeout_quotes(one),
-        "because": _said(mine, typical, one),
-    }
     if low <= TINY and apart and mine.op not in GATHERS:
-        counting = mine.numel_in <= TINY
-        yield Finding(mode="data-dependent-branch-desync", likelihood=0.5, not_proven="why it is there", **common)  # type: ignore[arg-type]
-        if counting:
-            yield Finding(mode="uneven-dataloader-desync", likelihood=0.52, not_proven="that its data had ended", **common)  # type: ignore[arg-type]
-    elif apart or (mine.op in SHARDED and high != low):
-        yield Finding(
-            mode="data-dependent-branch-desync",
-            likelihood=0.66 if mine.op in SHARDED else 0.55,
-            not_proven="which branch of the program it took",
-            **common,  # type: ignore[arg-type]
-        )
+        yield _sized(one, "data-dependent-branch-desync", 0.5, "why it is there")
+        if mine.numel_in <= TINY:
+            yield _sized(one, "uneven-dataloader-desync", 0.52, "that its data had ended")
+    elif mine.op in SHARDED:
+        yield _sized(one, "data-dependent-branch-desync", 0.66, "which branch of the program it took")
+    elif apart:
+        yield _sized(one, "data-dependent-branch-desync", 0.55, "which branch of the program it took")
     else:
-        yield Finding(mode="collective-shape-mismatch", likelihood=0.68, not_proven="why the sizes differ", **common)  # type: ignore[arg-type]
+        yield _sized(one, "collective-shape-mismatch", 0.68, "why the sizes differ")
+
+
+def _sized(one: Hang, mode: str, likelihood: float, not_proven: str) -> Finding:
+    mine, typical = _pair(one)
+    return Finding(
+        mode=mode,
+        analyst="watchdog",
+        likelihood=likelihood,
+        because=_said(mine, typical, one),
+        first=first_of(one.odd),
+        suspects=one.odd if len(one.odd) <= SEVERAL else (),
+        at_ns=one.began_ns,
+        evidence=_timeout_quotes(one),
+        not_proven=not_proven,
+    )
 
 
 def _other_place(case: Case, one: Hang) -> Finding:
@@ -202,8 +200,8 @@ def _other_place(case: Case, one: Hang) -> Finding:
         mode="data-dependent-branch-desync",
         analyst="watchdog",
         likelihood=0.55,
-        because=f"{_ranks(one.odd)} waits at {here or 'another line'}, {_ranks(one.waiting)} wait at {there or 'the same line'}.",
-        first=_first(one.odd),
+        because=f"{named(one.odd)} waits at {here or 'another line'}, {named(one.waiting)} wait at {there or 'the same line'}.",
+        first=first_of(one.odd),
         suspects=one.odd if len(one.odd) <= SEVERAL else (),
         at_ns=one.began_ns,
         evidence=_timeout_quotes(one) or _evidence(case, one),
@@ -241,216 +239,4 @@ def _nobody(case: Case, one: Hang) -> Finding:
         evidence=tuple(quote(item.line, "cause") for item in one.timeouts[:2])
         or ((quote(one.line, "cause"),) if one.line else ()),
         not_proven="which link or which device does not deliver; roots and reduce operations are not in these lines",
-    )
-
-
-def _fingerprints(case: Case) -> Iterator[Finding]:
-    """Reports of the debug wrapper: both sides say what they run."""
-    events = case.of("fingerprint-mismatch")
-    if not events:
-        return
-    runs: dict[int, dict[str, str]] = {}
-    lines: dict[int, Line] = {}
-    for event in events:
-        for side in ("one", "other"):
-            if (name := event.fields.get(side)) is not None:
-                runs.setdefault(
-                    int(name), {key: event.fields.get(f"{side}_{key}", "") for key in ("seq", "op", "shape", "dtype")}
-                )
-                lines.setdefault(int(name), event.line)
-    branch = _graphs_differ(case, events, runs)
-    for aspect, mode in (
-        ("op", "collective-type-mismatch"),
-        ("shape", "data-dependent-branch-desync" if branch else "collective-shape-mismatch"),
-        ("dtype", "collective-dtype-mismatch"),
-        ("seq", "collective-skipped"),
-    ):
-        values = {rank: run[aspect] for rank, run in runs.items()}
-        if len(set(values.values())) > 1:
-            odd = _odd(values, numeric=aspect in ("shape", "seq"))
-            usual = next(value for rank, value in values.items() if rank not in odd)
-            yield Finding(
-                mode=mode,
-                analyst="watchdog",
-                likelihood=0.8,
-                because=f"{_ranks(odd)} ran {runs[odd[0]]['op']} with {aspect} {values[odd[0]]}, "
-                f"the others {runs[next(rank for rank in runs if rank not in odd)]['op']} with {aspect} {usual}.",
-                first=_first(odd),
-                suspects=odd if len(runs) > 2 else tuple(sorted(runs)),
-                evidence=tuple(quote(event.line, "cause") for event in events[:2]),
-                at_ns=events[0].t_ns,
-                not_proven="which of the ranks is the wrong one" if len(runs) == 2 else "",
-            )
-            return
-
-
-def _graphs_differ(case: Case, events: Sequence[Event], runs: dict[int, dict[str, str]]) -> bool:
-    """Other sizes where the framework chooses what to send: parameters gathered for use, gradients reduced by backward."""
-    if all(run["op"].upper().lstrip("_") in SHARDED for run in runs.values()):
-        return True
-    places = {(event.line.artifact.name, event.line.number) for event in events}
-    reports = [one for one in raised(case) if (one.line.artifact.name, one.line.number) in places]
-    return bool(reports) and all(any(frame.endswith(" in backward") for frame in one.frames) for one in reports)
-
-
-def _odd(values: dict[int, str], *, numeric: bool) -> tuple[int, ...]:
-    counts = Counter(values.values())
-    (first, often), (second, less) = counts.most_common(2)
-    if often > less:
-        return tuple(sorted(rank for rank, value in values.items() if value != first))
-    if numeric:
-        lower = min((first, second), key=_size)
-        return tuple(sorted(rank for rank, value in values.items() if value == lower))
-    return tuple(sorted(rank for rank, value in values.items() if value != values[min(values)]))
-
-
-def _size(shape: str) -> int:
-    total = 1
-    for part in shape.split(","):
-        total *= int(part) if part.strip().isdigit() else 1
-    return total
-
-
-def _barriers(case: Case) -> Iterator[Finding]:
-    events = case.of("monitored-barrier")
-    if events:
-        missing = tuple(sorted({int(one) for event in events for one in event.fields["missing"].split(",")}))
-        yield Finding(
-            mode="collective-skipped",
-            analyst="watchdog",
-            likelihood=0.7,
-            because=f"The monitored barrier names {_ranks(missing)}: it did not come within {events[0].fields['timeout_ms']} ms.",
-            first=_first(missing),
-            suspects=missing if len(missing) <= SEVERAL else (),
-            at_ns=events[0].t_ns,
-            evidence=tuple(quote(event.line, "cause") for event in events[:2]),
-            not_proven="what the missing rank did instead",
-        )
-
-
-def _reports(case: Case) -> Iterator[Finding]:
-    """The desync report of TORCH_NCCL_DESYNC_DEBUG."""
-    lagging = case.of("desync-lagging", "desync-never-joined")
-    named: set[int] = set()
-    for event in lagging:
-        text = event.fields.get("lagging") or event.fields.get("lagging_list") or ""
-        named |= {int(one) for one in text.split(",") if one.strip().isdigit()}
-    if named:
-        ranks = tuple(sorted(named))
-        yield Finding(
-            mode="collective-skipped",
-            analyst="watchdog",
-            likelihood=0.72,
-            because=f"The desync report names {_ranks(ranks)}: it did not join the collective that the others are in.",
-            first=_first(ranks),
-            suspects=ranks if len(ranks) <= SEVERAL else (),
-            at_ns=lagging[0].t_ns,
-            evidence=tuple(quote(event.line, "cause") for event in lagging[:3]),
-            not_proven="what the missing rank did instead",
-        )
-
-
-def _lengths(case: Case) -> Iterator[Finding]:
-    """Gloo got a longer message than it has room for: the sizes of two ranks differ, and neither is known to be the wrong one."""
-    events = case.of("gloo-length-mismatch")
-    if events:
-        fields = events[0].fields
-        both = tuple(sorted(world(case)))
-        yield Finding(
-            mode="collective-shape-mismatch",
-            analyst="watchdog",
-            likelihood=0.85,
-            because=f"A rank got a message of {fields['sent']} bytes where it expected {fields['expected']}: the ranks bring unlike sizes.",
-            suspects=both if len(both) == 2 else (),
-            host=events[0].host,
-            at_ns=events[0].t_ns,
-            evidence=tuple(quote(event.line, "cause") for event in events[:2]),
-            not_proven="which of the sides brought the wrong size",
-        )
-
-
-def _stuck_watchdog(case: Case) -> Iterator[Finding]:
-    """The heartbeat monitor of few ranks found their own watchdog thread stuck."""
-    events = case.of("heartbeat-stuck")
-    ranks = tuple(sorted({event.rank for event in events if event.rank is not None}))
-    if ranks and len(ranks) * 2 <= max(len(world(case)), 2):
-        yield Finding(
-            mode="gil-deadlock-watchdog-stuck",
-            analyst="watchdog",
-            likelihood=0.74,
-            because=f"The watchdog thread of {_ranks(ranks)} made no progress: a CUDA call or the GIL holds it.",
-            first=_first(ranks),
-            suspects=ranks if len(ranks) <= SEVERAL else (),
-            at_ns=events[0].t_ns,
-            evidence=tuple(quote(event.line, "cause") for event in events[:2]),
-            not_proven="which lock or call it waits for",
-        )
-
-
-def _store(case: Case) -> Iterator[Finding]:
-    """Starts that never came together: a group's first meeting in the store."""
-    waiting = case.of("nccl-unique-id-missing")
-    if waiting:
-        yield from _unique_id(case, waiting)
-    barrier = case.of("store-barrier-timeout")
-    if not barrier:
-        return
-    stuck = tuple(sorted({int(event.fields["barrier_rank"]) for event in barrier}))
-    size, joined = (int(barrier[0].fields[name]) for name in ("world", "joined"))
-    key = barrier[0].fields["key"]
-    evidence = tuple(quote(event.line, "cause") for event in barrier[:2])
-    absent = tuple(rank for rank in range(size) if rank not in stuck)
-    if joined > size:
-        yield Finding(
-            mode="restart-stale-store",
-            analyst="watchdog",
-            likelihood=0.75,
-            because=f"{joined} workers counted themselves in where {size} belong: an earlier attempt used the same store.",
-            first="all",
-            evidence=evidence,
-            at_ns=barrier[0].t_ns,
-        )
-    elif key.rpartition(":")[2] not in ("0", "1"):
-        called = joined <= size // 2
-        yield Finding(
-            mode="new-group-misuse",
-            analyst="watchdog",
-            likelihood=0.65,
-            because=f"A later group's start waited for all {size} ranks and {joined} came: not every rank called new_group.",
-            first=None if called else _first(absent),
-            suspects=stuck if called else absent if len(absent) <= SEVERAL else (),
-            evidence=evidence,
-            at_ns=barrier[0].t_ns,
-        )
-    else:
-        yield Finding(
-            mode="rendezvous-timeout",
-            analyst="watchdog",
-            likelihood=0.6,
-            because=f"{joined} of {size} ranks came to the start.",
-            first=absent[0] if len(absent) == 1 else None,
-            suspects=absent if len(absent) <= SEVERAL and len(stuck) + joined >= size else (),
-            evidence=evidence,
-            at_ns=barrier[0].t_ns,
-        )
-
-
-def _unique_id(case: Case, waiting: Sequence[Event]) -> Iterator[Finding]:
-    """A rank asks another one for the id of a communicator: that one never came to make it."""
-    awaited = Counter(event.fields["awaited"] for event in waiting)
-    keys = {event.fields["key"] for event in waiting}
-    asked = {int(event.fields["waiting"]) for event in waiting}
-    ranks = tuple(sorted(world(case) - asked)) if len(awaited) == 1 else ()
-    if len(keys) == 1 and hang(case) is not None:
-        return  # told as a hang
-    yield Finding(
-        mode="collective-skipped" if len(keys) == 1 else "cross-communicator-deadlock",
-        analyst="watchdog",
-        likelihood=0.55,
-        because=f"{_ranks(tuple(sorted(asked)))} waited for the communicator's id from its first rank, which never came to make it.",
-        first=ranks[0] if len(ranks) == 1 and len(keys) == 1 else None,
-        suspects=ranks[:1] if len(ranks) == 1 and len(keys) == 1 else tuple(sorted(asked)) if len(keys) > 1 else (),
-        evidence=tuple(quote(event.line, "cause") for event in waiting[:2]),
-        at_ns=waiting[0].t_ns,
-        not_proven="whether the first rank is stuck elsewhere or gone",
     )

@@ -74,7 +74,7 @@ class Raised:
 
 
 class _Block:
-    __slots__ = ("chained", "first", "frame_lines", "frames", "ignored", "last_indent", "noted")
+    __slots__ = ("chained", "first", "frame_lines", "frames", "ignored")
 
     def __init__(self, line: Line, *, chained: bool, ignored: bool) -> None:
         self.first, self.chained, self.ignored = line, chained, ignored

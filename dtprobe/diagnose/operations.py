@@ -8,7 +8,7 @@ from itertools import chain
 from dtprobe.diagnose.analysts.collectives.recording import Call, Recording
 from dtprobe.diagnose.case import Case
 from dtprobe.diagnose.diagnosis import Operation
-from dtprobe.readers.flight_calls import DONE
+from dtprobe.readers.flight_columns import DONE
 
 MOST = 20_000
 """Calls of all ranks together."""

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
+import random
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flight_jobs import Look, ddp, edited, frozen, run, without, write
+from flight_jobs import Look, ddp, edited, frozen, mesh, run, without, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dtprobe.diagnose import diagnose, intake
 from dtprobe.diagnose.analysts.collectives.recording import gather, spans
 from dtprobe.readers.artifact import Problem
-from dtprobe.readers.flight_calls import DONE, SCHEDULED, STARTED, Lane, RankCalls, Status, Tables, read_calls
+from dtprobe.readers.flight_calls import read_calls
+from dtprobe.readers.flight_columns import DONE, SCHEDULED, STARTED, Lane, RankCalls, Status, Tables
 
 CORPUS = Path(__file__).parents[2] / "corpus" / "flight_recorder"
 
@@ -189,3 +195,42 @@ def test_no_table_library_is_imported_for_dumps(tmp_path: Path) -> None:
 )
 def test_ranks_in_words(ranks: tuple[int, ...], text: str) -> None:
     assert spans(ranks) == text
+
+
+JUNK: list[Any] = [
+    None,
+    -1,
+    0,
+    2**31,
+    2**63,
+    2**70,
+    1.5,
+    True,
+    "",
+    "x",
+    "[0, 9999999]",
+    [],
+    [[]],
+    [[-1]],
+    [["a"]],
+    {},
+    {"a": 1},
+    ("0",),
+]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_whatever_stands_in_the_dumps_there_is_an_answer(draw: random.Random) -> None:
+    job = draw.choice([ddp(3, 3), mesh(2, 2, 2, 2)])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder, job, run(edited(job, 1, frozen(7))), Look())
+        for path in folder.iterdir():
+            whole = pickle.loads(path.read_bytes())  # noqa: S301 - written just now
+            rows = [whole, *whole["entries"], *whole["pg_config"].values(), *whole["pg_status"].values()]
+            for _ in range(draw.randint(0, 12)):
+                row = draw.choice(rows)
+                row[draw.choice(list(row))] = copy.deepcopy(draw.choice(JUNK))
+            path.write_bytes(pickle.dumps(whole, 2))
+        assert diagnose([folder]).failure_mode

@@ -9,7 +9,7 @@ from dtprobe.diagnose.analysts.collectives.habits import Break, broken
 from dtprobe.diagnose.analysts.collectives.recording import Call, Recording, spans
 from dtprobe.diagnose.analysts.collectives.waits import Graph, Meet, Reason
 from dtprobe.diagnose.case import First
-from dtprobe.readers.flight_calls import STARTED, Lane
+from dtprobe.readers.flight_columns import STARTED, Lane
 
 MOST_ASKED = 64
 """So many ranks and calls of a cycle are looked into."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dtprobe.diagnose.analysts.collectives.kinds import Meeting, base
 from dtprobe.diagnose.analysts.collectives.recording import Call, Group, Recording
 from dtprobe.diagnose.analysts.collectives.sequences import FAR, compared, to_come
-from dtprobe.readers.flight_calls import DONE, Column, Lane
+from dtprobe.readers.flight_columns import DONE, Column, Lane
 
 LOOK = 256
 PAST = 4096

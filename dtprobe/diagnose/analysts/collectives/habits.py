@@ -8,7 +8,7 @@ from operator import eq
 from dtprobe.diagnose.analysts.collectives.kinds import Meeting
 from dtprobe.diagnose.analysts.collectives.recording import Call, Recording
 from dtprobe.diagnose.analysts.collectives.sequences import FAR, How, compared, to_come
-from dtprobe.readers.flight_calls import Lane
+from dtprobe.readers.flight_columns import Lane
 
 PAST = 1024
 BEFORE, BEHIND = 32, 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from dtprobe.readers.flight_calls import Kind
+from dtprobe.readers.flight_columns import Kind
 
 Difference = Literal["op", "dtype", "size"]
 

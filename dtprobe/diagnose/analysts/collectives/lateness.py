@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from dtprobe.diagnose.analysts.collectives.kinds import base
 from dtprobe.diagnose.analysts.collectives.recording import SYNCHRONISING, Call, Group, Recording
-from dtprobe.readers.flight_calls import DONE, Column, Lane
+from dtprobe.readers.flight_columns import DONE, Column, Lane
 
 RECENT = 1000
 """So many of a group's last calls are looked at."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dtprobe.diagnose.analysts.collectives.recording import Recording
-from dtprobe.readers.flight_calls import Lane
+from dtprobe.readers.flight_columns import Lane
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from dtprobe.diagnose.case import Artifact
 from dtprobe.readers.artifact import Problem, ReaderError, one_line
-from dtprobe.readers.flight_calls import DONE, STARTED, Column, Kind, Lane, RankCalls, Tables, read_calls
+from dtprobe.readers.flight_calls import read_calls
+from dtprobe.readers.flight_columns import DONE, STARTED, Column, Kind, Lane, RankCalls, Tables
 
 DEFAULT = "default_pg"
 SYNCHRONISING = (
@@ -28,6 +29,8 @@ SYNCHRONISING = (
     *("_reduce_scatter_base", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce_barrier", "_allgather_base"),
 )
 """No rank leaves these before all have entered."""
+MOST_RANKS = 1 << 20
+"""A group with a rank beyond this is no group."""
 _TRAILING = re.compile(r"([0-9]{1,7})(?:\.[A-Za-z]\w*)?$")
 
 
@@ -297,13 +300,14 @@ def _damaged(artifacts: Sequence[Artifact], dumps: Sequence[Artifact]) -> Iterat
 
 
 def _world_size(ranks: Mapping[int, RankCalls], unread: Mapping[int, str]) -> int:
-    told = [
-        max(members) + 1
+    sizes = [
+        (calls.described.get(group) == DEFAULT, max(members) + 1)
         for calls in ranks.values()
         for group, members in calls.groups.items()
-        if members and calls.described.get(group) == DEFAULT
+        if members and max(members) < MOST_RANKS
     ]
+    told = [size for is_default, size in sizes if is_default]
     if told:
         return max(told)
-    listed = [max(members) + 1 for calls in ranks.values() for members in calls.groups.values() if members]
+    listed = [size for _, size in sizes]
     return max([*(rank + 1 for rank in ranks), *(rank + 1 for rank in unread), *listed])

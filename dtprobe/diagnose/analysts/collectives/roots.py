@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dtprobe.diagnose.analysts.collectives.kinds import base
 from dtprobe.diagnose.analysts.collectives.recording import Call, Group, Recording
-from dtprobe.readers.flight_calls import Kind, Lane
+from dtprobe.readers.flight_columns import Kind, Lane
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from dtprobe.diagnose.analysts.collectives.kinds import Meeting, base
 from dtprobe.diagnose.analysts.collectives.recording import SYNCHRONISING, Call, Group, Recording
-from dtprobe.readers.flight_calls import DONE, STARTED, Lane
+from dtprobe.readers.flight_columns import DONE, STARTED, Lane
 
 Reason = Literal["absent", "behind", "differs"]
 """Why a call waits for a rank: it never called it, it has it queued behind another, it called something else in its place."""

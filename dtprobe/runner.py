@@ -196,7 +196,7 @@ def schedule(scenario: Scenario, arms: Sequence[str], heavy: bool, faults: Mappi
             for arm in ARMS
             if arm in arms
         ]
-        if "control" in arms and repeat < COST_PAIRS and not traced:
+        if "control" in arms and scenario.measures_cost and repeat < COST_PAIRS and not traced:
             bare = ArmPlan(
                 "control",
                 Workload.of(scenario, scenario.control),

@@ -151,6 +151,8 @@ class Scenario:
     needs: tuple[str, ...] = ("linux", "torch")
     tags: tuple[str, ...] = ()
     probes: tuple[Probe, ...] = ()
+    measures_cost: bool = True
+    """Whether control also runs without recorders, to tell what they cost; not where they see only an emulator."""
     control: Arm
     fault: Arm
     mitigated: Arm | None = None

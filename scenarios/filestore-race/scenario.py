@@ -137,6 +137,7 @@ nfs = _variant(
     timeout_s=300,
     repeats=1,
     probes=(),
+    measures_cost=False,
     control=_mounted("lookupcache=none"),
     fault=_mounted(STALE_MOUNT),
     mitigated=_mounted(STALE_MOUNT, "--store", "safe"),

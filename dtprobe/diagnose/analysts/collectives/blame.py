@@ -59,7 +59,9 @@ def blamed(graph: Graph) -> Iterator[Blamed]:
     if not entered:
         return
     started = all(graph.recording.state(call) == STARTED for call in graph.held[entered[0]].calls.values())
-    if not started and (short := graph.short()):
+    # where others wait for a rank that is in such a call, that is why it came no further
+    waited = any(held.awaits for held in graph.held.values())
+    if not started and not waited and (short := graph.short()):
         yield _short(graph, *short[0])
     else:
         yield _symmetric(graph, entered[0])

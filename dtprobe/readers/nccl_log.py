@@ -36,10 +36,9 @@ _INIT = re.compile(
 )
 _COMM_ID = re.compile(r"commId (0x[0-9a-f]+)")
 _PARENT = re.compile(r"parent (0x[0-9a-f]+)")
-_CALL = re.compile(
-    r"^(?P<name>[A-Z]\w+): opCount (?P<op_count>[0-9a-f]+) sendbuff (?P<send>\S+) recvbuff (?P<recv>\S+) count (?P<count>\d+) datatype (?P<datatype>\d+) op (?P<op>\d+)"
-    r" root (?P<root>-?\d+) comm (?P<comm>0x[0-9a-f]+) \[nranks=(?P<nranks>\d+)\]"
-)
+_CALL = re.compile(r"^(?P<name>[A-Z]\w+): opCount (?P<op_count>(?:0x)?[0-9a-f]+) (?P<rest>.*)$")
+_FIELD = re.compile(r"\b(count|datatype|op|root|peer|comm) (-?(?:0x)?[0-9a-f]+|-?\d+)\b")
+_NRANKS = re.compile(r"\[nranks=(\d+)\]")
 _VERSION = re.compile(r"^NCCL version (?P<version>\d[\w.]*)")
 _RETRY = re.compile(
     r"[Cc]onnect to (?P<address>\S+?)(?:<(?P<port>\d+)>)? (?:returned|failed)[ :]*(?P<why>.*?)(?:, retrying \((?P<tries>\d+)/|$)"
@@ -48,7 +47,7 @@ _RETRY = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclLine:
-    """A line of NCCL's log. `where` is the file and line of NCCL that a warning names."""
+    """A line of NCCL's log. `where` is the file and line of NCCL that a warning names, `device` the GPU as the process counts them."""
 
     host: str
     pid: int
@@ -56,6 +55,7 @@ class NcclLine:
     level: str
     text: str
     where: str | None = None
+    device: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +118,7 @@ def split(text: str) -> NcclLine | None:
         level=match["level"],
         text=match["text"],
         where=match["where"].strip() if match["where"] else None,
+        device=int(match["device"]) if match["device"] else None,
     )
 
 
@@ -148,16 +149,23 @@ def call(text: str) -> Call | None:
     match = _CALL.match(text)
     if match is None:
         return None
-    return Call(
-        name=match["name"],
-        op_count=int(match["op_count"], 16),
-        count=int(match["count"]),
-        datatype=int(match["datatype"]),
-        op=int(match["op"]),
-        root=int(match["root"]),
-        comm=match["comm"],
-        nranks=int(match["nranks"]),
-    )
+    # releases add fields between the known ones (acc, comm's name): each is found by its word
+    fields = {name: value for name, value in reversed(_FIELD.findall(match["rest"]))}
+    nranks = _NRANKS.search(match["rest"])
+    peer = fields.get("root", fields.get("peer"))
+    try:
+        return Call(
+            name=match["name"],
+            op_count=int(match["op_count"], 16),
+            count=int(fields["count"]),
+            datatype=int(fields["datatype"]),
+            op=int(fields.get("op", "0")),
+            root=int(peer) if peer is not None else 0,
+            comm=fields["comm"],
+            nranks=int(nranks[1]) if nranks else 0,
+        )
+    except (KeyError, ValueError):
+        return None
 
 
 def version(text: str) -> str | None:

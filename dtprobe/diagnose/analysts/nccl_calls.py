@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dtprobe.diagnose import seen
 from dtprobe.diagnose.case import Case, Finding, First, Line, Quote, quote
@@ -78,7 +79,22 @@ def _communicators(processes: Mapping[int, NcclProcess]) -> dict[str, Calls]:
         for call, comm, line in process.calls:
             if call.name not in P2P:
                 members.setdefault(comm, {}).setdefault(rank, []).append(Logged(call, comm, line))
-    return {comm: calls for comm, calls in members.items() if len(calls) > 1 and any(calls.values())}
+    return {comm: _together(calls) for comm, calls in members.items() if len(calls) > 1 and any(calls.values())}
+
+
+def _together(calls: Calls) -> Calls:
+    """The calls from the first one on that every log holds: of a log that begins later the communicator's own count tells where."""
+    starts = {rank: own[0].call.op_count for rank, own in calls.items() if own}
+    if len(starts) < len(calls) or len(set(starts.values())) == 1 or not all(_counts_on(own) for own in calls.values()):
+        return calls
+    first = max(starts.values())
+    kept = {rank: [one for one in own if one.call.op_count >= first] for rank, own in calls.items()}
+    return kept if all(kept.values()) else calls
+
+
+def _counts_on(calls: Sequence[Logged]) -> bool:
+    """Whether the count grows by at most one from call to call; calls of one launch share it."""
+    return all(0 <= then.call.op_count - one.call.op_count <= 1 for one, then in pairwise(calls))
 
 
 def _compared(case: Case, comm: str, calls: Calls) -> Finding | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dtprobe.diagnose.case import Line
@@ -19,6 +19,8 @@ class NcclProcess:
     pid: int
     order: int
     rank: int | None = None
+    device: int | None = None
+    """The GPU of most of its lines, as the process numbers them."""
     version: tuple[str, Line] | None = None
     makings: list[tuple[Making, Line]] = field(default_factory=list)
     calls: list[tuple[Call, str, Line]] = field(default_factory=list)
@@ -64,6 +66,7 @@ def take(lines: Iterable[Line]) -> list[NcclProcess]:
             process = NcclProcess(host=said.host, pid=said.pid, order=len(found), rank=line.rank)
             found[said.host, said.pid] = process
         process.last = line
+        process.device = said.device if process.device is None else process.device
         if call := nccl_log.call(said.text):
             comm = ids.get((said.host, said.pid, call.comm), call.comm)
             process.calls.append((call, comm, line))
@@ -78,7 +81,36 @@ def take(lines: Iterable[Line]) -> list[NcclProcess]:
         if refused := nccl_log.refused(said.text):
             address, port, why = refused
             process.refused.append((f"{address}:{port}" if port else address, why, line))
+    _join(list(found.values()))
     return list(found.values())
+
+
+def _join(processes: Sequence[NcclProcess]) -> None:
+    """Give calls whose communicator was made before the log begins an id that the other ranks of it have, too.
+
+    Of one size a process has mostly one communicator: these are the same where no more processes have it than it has places, and at
+    most one id of it is known. Where a process has several of a size, the order in which they are first called must do.
+    """
+    addresses: dict[int, list[list[str]]] = {}
+    for one in processes:
+        sizes: dict[int, list[str]] = {}
+        for call, comm, _line in one.calls:
+            if comm not in sizes.setdefault(call.nranks, []):
+                sizes[call.nranks].append(comm)
+        for size, comms in sizes.items():
+            addresses.setdefault(size, []).append(comms)
+    for size, each in addresses.items():
+        known = {comm for comms in each for comm in comms if not comm.startswith("0x")}
+        if all(not comm.startswith("0x") for comms in each for comm in comms) or len(each) > max(size, 1):
+            continue
+        single = all(len(comms) == 1 for comms in each)
+        if (single and len(known) > 1) or (not single and known):
+            continue
+        named = next(iter(known), None)
+        for one in processes:
+            own = list(dict.fromkeys(comm for call, comm, _line in one.calls if call.nranks == size))
+            ids = {comm: named or f"{size} ranks, {number + 1}. called" for number, comm in enumerate(own)}
+            one.calls = [(call, ids.get(comm, comm) if call.nranks == size else comm, line) for call, comm, line in one.calls]
 
 
 def _shared_id(made: Making, process: NcclProcess) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
-from dtprobe.diagnose.case import Case, Finding, First, Line, Quote, Role, quote
+from dtprobe.diagnose.case import Case, Event, Finding, First, Line, Quote, Role, quote
 from dtprobe.diagnose.facts.hang import Hang, hang, world
 from dtprobe.diagnose.facts.timeouts import Timeout, waits
 from dtprobe.diagnose.facts.words import words
@@ -17,13 +18,61 @@ RATIO = 8.0
 GATHERS = frozenset({"ALLGATHER", "ALLGATHER_BASE", "ALLGATHER_COALESCED", "GATHER", "REDUCE_SCATTER", "REDUCE_SCATTER_BASE"})
 SHARDED = frozenset({"ALLGATHER_BASE", "ALLGATHER_COALESCED", "REDUCE_SCATTER_BASE"})
 SEVERAL = 4
+EXCHANGED = 0.8
 
 
 def analyse(case: Case) -> Iterator[Finding]:
     """One finding or two for the earliest hang."""
     found = hang(case)
     if found is not None:
+        swapped = _exchanged(case, found)
+        if swapped is not None:
+            yield swapped
         yield from _hang(case, found)
+
+
+def _exchanged(case: Case, one: Hang) -> Finding | None:
+    """Two ranks that brought the same two calls to the same two places, each the other way round."""
+    calls: dict[int, dict[int, Timeout]] = defaultdict(dict)
+    for item in waits(case).every:
+        if item.group == one.group and item.seq is not None and (item.op is not None or item.numel_in is not None):
+            calls[item.seq].setdefault(item.rank, item)
+    for seq, then in pairwise(sorted(calls)):
+        here, there = calls[seq], calls[then]
+        both = sorted(set(here) & set(there))
+        orders: dict[tuple[_Key, _Key], list[int]] = defaultdict(list)
+        for rank in both:
+            orders[_key(here[rank]), _key(there[rank])].append(rank)
+        pair = next(((a, b) for a, b in orders if a != b and (b, a) in orders), None)
+        if pair is not None:
+            sides = sorted((orders[pair], orders[pair[1], pair[0]]), key=len)
+            return _exchange(one, here, there, sides[0], sides[1])
+    return None
+
+
+_Key = tuple[str | None, int | None]
+
+
+def _key(item: Timeout) -> _Key:
+    return item.op, item.numel_in
+
+
+def _exchange(
+    one: Hang, here: Mapping[int, Timeout], there: Mapping[int, Timeout], few: Sequence[int], many: Sequence[int]
+) -> Finding:
+    tie = len(few) == len(many)
+    mine, theirs = few[0], many[0]
+    return Finding(
+        mode="collective-order-mismatch",
+        analyst="watchdog",
+        likelihood=EXCHANGED,
+        because=f"{named(few)} called {here[mine].what} and then {there[mine].what}, {named(many)} the same two the other way round.",
+        first=None if tie else first_of(few),
+        suspects=tuple(sorted({*few, *many})) if tie else tuple(few) if len(few) <= SEVERAL else (),
+        at_ns=one.began_ns,
+        evidence=tuple(quote(item.line, "cause") for item in (here[mine], there[mine], here[theirs], there[theirs])),
+        not_proven="which of the two orders is the wrong one" if tie else "why the orders differ",
+    )
 
 
 def named(ranks: Sequence[int]) -> str:
@@ -44,7 +93,7 @@ def _hang(case: Case, one: Hang) -> Iterator[Finding]:
         case "other-operation":
             yield _other_operation(one)
         case "other-size":
-            yield from _other_size(one)
+            yield from _other_size(case, one)
         case "other-place":
             yield _other_place(case, one)
         case "p2p":
@@ -159,25 +208,28 @@ def _other_operation(one: Hang) -> Finding:
     )
 
 
-def _other_size(one: Hang) -> Iterator[Finding]:
+def _other_size(case: Case, one: Hang) -> Iterator[Finding]:
     mine, typical = _pair(one)
     if mine is None or typical is None or not mine.numel_in or not typical.numel_in:
         return
     low, high = sorted((mine.numel_in, typical.numel_in))
     apart = high / low >= RATIO
+    # shards of another parameter were asked for, which the sharding library remarks itself
+    branch = case.of("trace-invalidated")[:1] if mine.op in SHARDED else []
     if low <= TINY and apart and mine.op not in GATHERS:
         yield _sized(one, "data-dependent-branch-desync", 0.5, "why it is there")
         if mine.numel_in <= TINY:
             yield _sized(one, "uneven-dataloader-desync", 0.52, "that its data had ended")
-    elif mine.op in SHARDED:
-        yield _sized(one, "data-dependent-branch-desync", 0.66, "which branch of the program it took")
-    elif apart:
-        yield _sized(one, "data-dependent-branch-desync", 0.55, "which branch of the program it took")
+    elif apart or branch:
+        likely = 0.66 if mine.op in SHARDED else 0.55
+        yield _sized(one, "data-dependent-branch-desync", likely, "which branch of the program it took", branch)
     else:
         yield _sized(one, "collective-shape-mismatch", 0.68, "why the sizes differ")
+        if mine.op in SHARDED:
+            yield _sized(one, "data-dependent-branch-desync", 0.48, "which branch of the program it took")
 
 
-def _sized(one: Hang, mode: str, likelihood: float, not_proven: str) -> Finding:
+def _sized(one: Hang, mode: str, likelihood: float, not_proven: str, told: Sequence[Event] = ()) -> Finding:
     mine, typical = _pair(one)
     return Finding(
         mode=mode,
@@ -187,7 +239,7 @@ def _sized(one: Hang, mode: str, likelihood: float, not_proven: str) -> Finding:
         first=first_of(one.odd),
         suspects=one.odd if len(one.odd) <= SEVERAL else (),
         at_ns=one.began_ns,
-        evidence=_timeout_quotes(one),
+        evidence=(*_timeout_quotes(one), *(quote(event.line, "confirm") for event in told)),
         not_proven=not_proven,
     )
 

@@ -73,9 +73,10 @@ class Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """All time-outs and states of a case. `timeouts` are the first a rank and group, in the order read."""
+    """All time-outs and states of a case. `timeouts` are the first a rank and group, in the order read; `every` are all of them."""
 
     timeouts: tuple[Timeout, ...] = ()
+    every: tuple[Timeout, ...] = ()
     statuses: tuple[Status, ...] = ()
     gloo: tuple[Event, ...] = ()
     first_line: Line | None = None
@@ -120,6 +121,7 @@ def waits(case: Case) -> Waits:
     }
     return Waits(
         timeouts=timeouts,
+        every=tuple(found.values()),
         statuses=_latest(statuses),
         gloo=gloo,
         first_line=lines[0] if lines else (gloo[0].line if gloo else None),

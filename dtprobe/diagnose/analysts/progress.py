@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from dtprobe.diagnose.case import Case, Finding, Line, quote
-from dtprobe.diagnose.facts.hang import Hang, hang
+from dtprobe.diagnose.facts.hang import Hang, hang, world
 from dtprobe.diagnose.facts.words import NEAR, Difference, Words, says, words
 
 _TOTALS = re.compile(
@@ -33,6 +33,9 @@ def analyse(case: Case) -> Iterator[Finding]:
     mismatch = case.of("fingerprint-mismatch")
     if found is None and not mismatch:
         return
+    if found is not None and found.kind == "p2p":
+        yield from _unpaired(found, told, world(case))
+        return
     differing = told.differences()
     if found is None:
         yield from _different(differing, None)
@@ -42,8 +45,23 @@ def analyse(case: Case) -> Iterator[Finding]:
         yield from _doing(found, told, rank, lines)
     suspects = {rank for rank, _lines in guilty}
     about = [one for one in differing if not found.odd or one.rank in suspects]
-    if found.kind != "p2p":
-        yield from _different(about, found)
+    yield from _different(about, found)
+
+
+def _unpaired(found: Hang, told: Words, everybody: frozenset[int]) -> Iterator[Finding]:
+    """A rank that waits for nobody and says itself that it left something out: the half that others wait for."""
+    for rank in sorted(everybody - set(found.waiting)):
+        line = next((line for line in reversed(told.only(rank)) if _SPARSE.search(line.text)), None)
+        if line is not None:
+            yield _finding(
+                "p2p-unpaired",
+                0.76,
+                rank,
+                f"Rank {rank} left out its half of an exchange, as it says itself, and its partner waits for it.",
+                line,
+                found,
+            )
+            return
 
 
 def _guilty(found: Hang, told: Words) -> list[tuple[int, Sequence[Line]]]:

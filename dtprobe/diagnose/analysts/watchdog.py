@@ -97,7 +97,7 @@ def _hang(case: Case, one: Hang) -> Iterator[Finding]:
         case "other-place":
             yield _other_place(case, one)
         case "p2p":
-            yield from _p2p(one)
+            yield from _p2p(case, one)
         case "nobody":
             yield _nobody(case, one)
         case "some":
@@ -261,21 +261,36 @@ def _other_place(case: Case, one: Hang) -> Finding:
     )
 
 
-def _p2p(one: Hang) -> Iterator[Finding]:
+def _p2p(case: Case, one: Hang) -> Iterator[Finding]:
     ops = Counter([item.op for item in one.timeouts] or one.calls)
     sends, receives = ops.get("SEND", 0), ops.get("RECV", 0)
     mode = "send-send-deadlock" if sends > 1 and not receives else "p2p-unpaired"
+    source = _source(one, world(case)) if receives and not sends else None
+    suspects = (source,) if source is not None else one.waiting if len(one.waiting) <= SEVERAL else ()
     yield Finding(
         mode=mode,
         analyst="watchdog",
         likelihood=0.6 if sends == 0 or receives == 0 else 0.45,
-        because=f"{sends} sends and {receives} receives timed out: no partner came.",
-        suspects=one.waiting if len(one.waiting) <= SEVERAL else (),
+        because=f"{sends} sends and {receives} receives timed out: no partner came."
+        + (f" The chain of receives begins behind rank {source}, which waits for nobody." if source is not None else ""),
+        first=source,
+        suspects=suspects,
         at_ns=one.began_ns,
         evidence=tuple(quote(item.line, "cause") for item in one.timeouts[:SEVERAL])
         or ((quote(one.line, "cause"),) if one.line else ()),
         not_proven="which side lacks its partner",
     )
+
+
+def _source(one: Hang, everybody: frozenset[int]) -> int | None:
+    """The stage before a chain of stages that all receive, up to an end of the pipeline: the one whose send they wait for."""
+    waiting = set(one.waiting)
+    low, high, last = min(waiting), max(waiting), max(everybody, default=0)
+    if len(waiting) < 2 or waiting != set(range(low, high + 1)):
+        return None
+    if low > 0 and high == last:
+        return low - 1
+    return high + 1 if low == 0 and high < last else None
 
 
 def _nobody(case: Case, one: Hang) -> Finding:

@@ -128,6 +128,10 @@ def _label(found: Envelope, habits: Habits) -> bool:
         found.host = found.host or match["label"]
     elif habits.means == "rank" and found.rank is None:
         found.rank = int(match["label"])
+    elif habits.means == "local" and found.local_rank is None:
+        found.local_rank = int(match["label"])
+    if habits.means != "host" and (host := match.groupdict().get("host")):
+        found.host = found.host or host
     found.text, found.labelled = found.text[match.end() :], True
     return True
 

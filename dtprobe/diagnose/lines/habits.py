@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from dtprobe.diagnose.lines import stamps
+from dtprobe.diagnose.lines import columns, stamps
 
 _NODES = 512
 ENOUGH = 3
@@ -35,7 +35,7 @@ class Habits:
     """`label` matches what stands before each line, and `means` says what it is."""
 
     label: re.Pattern[str] | None = None
-    means: Literal["rank", "node", "host"] = "rank"
+    means: Literal["rank", "local", "node", "host"] = "rank"
 
 
 NO_HABITS = Habits()
@@ -48,6 +48,10 @@ def learned(sample: Sequence[str]) -> Habits:
         found = [match for one in lines if (match := pattern.match(one))]
         if len(found) >= ENOUGH and len(found) >= share * len(lines) and not _counted_up([int(one["label"]) for one in found]):
             return Habits(pattern, "node" if _contradicted(found) else "rank")
+    if (column := columns.column(lines)) is not None:
+        pattern, means = column
+        found = [match for one in lines if (match := pattern.match(one))]
+        return Habits(pattern, "node" if means == "rank" and _contradicted(found) else means)
     for name, tail, share in _NAMES:
         pattern = re.compile(f"(?P<label>{name}){tail}")
         matches = [match["label"] for one in lines if (match := pattern.match(one))]

@@ -1,0 +1,123 @@
+"""A column of labels before lines that nobody documents (`<3> `, `r3 | `, `[GPU3] `, `10:00:02 rank=3 `), learned from many lines.
+
+What makes a number at the start of lines a label and not a count is how it goes along the lines: it takes few values, comes back to
+each, and the same texts follow different ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+Means = Literal["rank", "local", "node", "host"]
+
+ENOUGH = 3
+WORDED_SHARE, SHARE = 0.25, 0.6
+"""Of the lines, so many must carry a label: with a word for a process in it, or without."""
+MOST_VALUES = 4096
+_CLOCK = r"(?:\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?[ -]{1,3})?(?:(?:DEBUG|INFO|WARN(?:ING)?|ERROR)[: -]{1,3})?"
+_OPEN = r"[\[(<{|#*]{0,2}"
+_WORD = r"(?P<word>[A-Za-z][A-Za-z_-]{0,23}?)?"
+_HOST = r"(?:(?P<host>[A-Za-z][\w.-]{0,60}?)[:/])?"
+_CLOSE = r"(?:[\])>}|]{1,2}:?|:| ?\|{1,2}| -{1,2}|(?=[ \t]))(?P<gap>[ \t]|$|(?=\[))"
+_LABEL = re.compile(rf"(?P<clock>{_CLOCK}){_OPEN}{_HOST}{_WORD}(?P<sign>[ =:#_.-]{{0,2}})(?P<label>\d{{1,6}}){_CLOSE}")
+_PROCESS = re.compile(
+    r"(?i)^(?:(?:global|world|dist|mpi|ddp|my|dp)[_-]?)?(?:rank|rk|r)$|^(?:\w+[_-])?(?:worker|proc|process|trainer|task|replica|peer)$"
+)
+_LOCAL = re.compile(r"(?i)^(?:local[_-]?(?:rank|r)?|lr|gpu|cuda|device|dev|card|npu|default|slot)$")
+_NODE = re.compile(r"(?i)^(?:node|host|machine|nodeid|group|agent|instance|server|srv|n)$")
+_COUNTS = re.compile(
+    r"(?i)^(?:\w+[_-])?(?:step|epoch|ep|iter|iteration|it|batch|layer|loss|chunk|micro\w*|attempt|retry|retries|try|line|page|part|shard|"
+    r"expert|block|stage|head|sample|file|bucket|fold|trial|episode|round|update|frame|train|eval|val|test|seq|token|version|v|job|level|id|no|t|"
+    r"error|errno|code|status|port|phase|time|index|idx|i|k|sleep|total|size|item|row|col|bin|day|hour|thread|tid|pid|seed|model|stride)$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    label: int
+    host: str | None
+    rest: str
+
+
+def column(lines: Sequence[str]) -> tuple[re.Pattern[str], Means] | None:
+    """The pattern of the label that these lines begin with, and what its number is; None where they have none.
+
+    The pattern has the group `label`, and `host` where one stands before it.
+    """
+    kinds: dict[tuple[str, ...], list[_Found]] = defaultdict(list)
+    patterns: dict[tuple[str, ...], re.Pattern[str]] = {}
+    for line in lines:
+        for key, pattern, found in _read(line):
+            kinds[key].append(found)
+            patterns.setdefault(key, pattern)
+    for key, labels in sorted(kinds.items(), key=lambda one: -len(one[1])):
+        if (means := _means(key, labels, len(lines))) is not None:
+            return patterns[key], means
+    return None
+
+
+def _read(line: str) -> Iterator[tuple[tuple[str, ...], re.Pattern[str], _Found]]:
+    match = _LABEL.match(line)
+    if match is None:
+        return
+    word, sign, host = match["word"] or "", match["sign"], match["host"]
+    start = match.start("word") if word else match.start("sign")
+    if host and not word and any(one.match(host) for one in (_PROCESS, _LOCAL, _NODE, _COUNTS)):
+        word, sign, start, host = host, line[match.end("host") : match.start("label")], match.start("host"), None
+    if word and sign == "-":
+        return  # the name of a pod or a host
+    end = match.end("label")
+    left = match.start("host") if host else start
+    opened, closed = line[match.end("clock") : left], line[end : match.end()]
+    key = (opened, "host" if host else "", word, sign, closed)
+    inner = r"(?P<host>[A-Za-z][\w.-]{0,60}?)[:/]" if host else ""
+    pattern = re.compile(
+        rf"{_CLOCK}{re.escape(opened)}{inner}{re.escape(word + sign)}(?P<label>\d{{1,6}}){re.escape(closed.rstrip())}"
+        + (r"(?:[ \t]|$)" if closed[-1:].isspace() or not closed else "")
+    )
+    yield key, pattern, _Found(int(match["label"]), host, line[match.end() :])
+
+
+def _means(key: tuple[str, ...], found: Sequence[_Found], lines: int) -> Means | None:
+    opened, host, word, _sign, closed = key
+    values = {one.label for one in found}
+    if len(found) < ENOUGH or len(values) > MOST_VALUES or max(values) >= 4 * len(values) + 4096:
+        return None
+    if _PROCESS.match(word) and len(found) >= WORDED_SHARE * lines:
+        return "rank"
+    if _LOCAL.match(word) and len(found) >= WORDED_SHARE * lines:
+        return "local"
+    if _NODE.match(word) and not host and len(found) >= SHARE * lines:
+        return "node"
+    if _COUNTS.match(word) or len(found) < SHARE * lines or not (word or opened or closed.strip()):
+        return None
+    if host:
+        return _beside_hosts(found)
+    return "rank" if _recurs(found) and max(values) < 4 * len(values) + 8 else None
+
+
+def _recurs(found: Sequence[_Found]) -> bool:
+    """Few values that come back, and texts that follow several of them."""
+    values = [one.label for one in found]
+    if len(set(values)) < 2 or len(found) < 2 * len(set(values)) or not any(then < one for one, then in pairwise(values)):
+        return False
+    after: dict[str, set[int]] = defaultdict(set)
+    for one in found:
+        after[re.sub(r"\d+", "#", one.rest)[:60]].add(one.label)
+    return any(len(ranks) > 1 for ranks in after.values())
+
+
+def _beside_hosts(found: Sequence[_Found]) -> Means | None:
+    """The number beside a host: the rank where no two hosts share one, else the rank within the host."""
+    if not _recurs(found) and len(found) < 2 * ENOUGH:
+        return None
+    hosts: dict[int, set[str]] = defaultdict(set)
+    for one in found:
+        hosts[one.label].add(one.host or "")
+    several = len({host for names in hosts.values() for host in names}) > 1
+    return "rank" if several and all(len(names) == 1 for names in hosts.values()) else "local"

@@ -66,6 +66,7 @@ def _read(path: Path, data: bytes, tables: Tables, name: str, problems: Problems
         dumped_ns=made.dumped_ns,
         last_ns=made.last_ns,
         backends=frozenset(made.backends),
+        limits=made.limits,
     )
 
 
@@ -92,6 +93,7 @@ class _Builder:
         self.columns: dict[Lane, Column] = {}
         self.described: dict[str, str] = {}
         self.numbers: dict[int, str] = {}
+        self.limits: dict[str, int] = {}
         self.backends: set[str] = set()
         self.timed = False
         self.dumped_ns = self.last_ns = 0
@@ -117,6 +119,8 @@ class _Builder:
                     continue
                 found = self._lane(group, name, is_p2p is True, pair, entry.get("pg_id"))
                 known[group, name, is_p2p] = found
+                if type(limit := entry.get("timeout_ms")) is int:
+                    self.limits.setdefault(group, limit)
             column, op, backend, p2p = found
             if p2p:
                 seq = p2p_seq

@@ -161,6 +161,8 @@ class RankCalls:
     dumped_ns: int
     last_ns: int
     backends: frozenset[str]
+    limits: dict[str, int] = field(default_factory=dict)
+    """The time-out of each group in ms, as its first recorded call has it."""
 
     @property
     def count(self) -> int:

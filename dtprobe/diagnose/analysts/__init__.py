@@ -7,17 +7,22 @@ from collections.abc import Sequence
 from dtprobe.diagnose.analysts import (
     absent,
     attempts,
+    blocked,
     checks,
     collectives,
     direct,
+    exchanges,
     exits,
     gpu_faults,
     groups,
     healthy,
     joined,
+    limits,
+    moments,
     nccl_calls,
     nccl_errors,
     nccl_makings,
+    own_pace,
     pace,
     placement,
     progress,
@@ -27,6 +32,7 @@ from dtprobe.diagnose.analysts import (
     stacks,
     states,
     tracebacks,
+    units,
     watchdog,
 )
 from dtprobe.diagnose.case import Analyst, Case, Finding
@@ -56,6 +62,12 @@ ANALYSTS: tuple[Analyst, ...] = (
     absent.analyse,
     healthy.analyse,
     collectives.analyse,
+    moments.analyse,
+    exchanges.analyse,
+    units.analyse,
+    blocked.analyse,
+    limits.analyse,
+    own_pace.analyse,
 )
 """All of them; their order does not matter."""
 

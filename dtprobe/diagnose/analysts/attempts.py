@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from dtprobe.diagnose import seen
+from dtprobe.diagnose.analysts.units import sent_within_collectives
 from dtprobe.diagnose.case import Case, Finding, quote
 from dtprobe.diagnose.facts.ends import ends
 from dtprobe.diagnose.seen.observed import Observation, Try
@@ -34,7 +35,8 @@ def analyse(case: Case) -> Iterator[Finding]:
     failed = sorted((one for one in found if one.error and one.ended_ns is not None), key=lambda one: one.ended_ns or 0)
     if not failed:
         return
-    yield from _sending(failed)
+    if not sent_within_collectives(case):
+        yield from _sending(failed)
     yield from _partial(failed)
     if len({one.rank for one in found}) < 2:
         return

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dtprobe.diagnose import bindings
 from dtprobe.diagnose.case import Artifact, Event, Line
+from dtprobe.diagnose.placing import Places, Section, blocks, places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,8 @@ class Who:
     """The ranks of the job. `world_size` is None where nothing tells it; `seen` are the ranks that left any artifact or line.
 
     `world_size_from` says how the size is known. `one_host`: nothing speaks for more than one, so that a local rank is the rank.
-    `files` are those of one process each (torchrun's `--log-dir`) whose lines name its rank.
+    `files` and `hosts` (pods) are those of one process each, with its rank. `locals` are the ranks of local ranks by artifact, where
+    it tells which node it is of. `pods` are other names of a pod: its address, its node. `several`: more than one node is spoken of.
     """
 
     world_size: int | None = None
@@ -35,6 +38,11 @@ class Who:
     seen: frozenset[int] = field(default_factory=frozenset)
     one_host: bool = False
     files: tuple[tuple[str, int], ...] = ()
+    hosts: Mapping[str, int] = field(default_factory=dict)
+    locals: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    pods: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    sections: Mapping[str, Sequence[Section]] = field(default_factory=dict)
+    several: bool = False
 
     def at_pid(self, pid: int, host: str | None = None) -> Seat | None:
         """The rank of a process; None where none or several fit."""
@@ -49,13 +57,19 @@ class Who:
         """The rank with a local rank on a host; None where none or several fit."""
         return _only(one for one in self.seats if one.local_rank == local_rank and _there(one, host))
 
+    def local_in(self, file: str, local_rank: int) -> int | None:
+        """The rank with a local rank that an artifact speaks of, where it tells which node it is of."""
+        return self.locals.get(file, {}).get(local_rank)
+
     def of(self, rank: int) -> Seat | None:
         """The last known seat of a rank."""
         return next((one for one in reversed(self.seats) if one.rank == rank), None)
 
     def on(self, host: str) -> tuple[int, ...]:
-        """The ranks of a host."""
-        return tuple(sorted({one.rank for one in self.seats if one.host is not None and same_host(one.host, host)}))
+        """The ranks of a host, or of the pods that have its name or address."""
+        names = {host, *(pod for pod, others in self.pods.items() if host in others)}
+        found = {one.rank for one in self.seats if one.host is not None and any(same_host(one.host, name) for name in names)}
+        return tuple(sorted(found | {self.hosts[name] for name in names if name in self.hosts}))
 
     @property
     def silent(self) -> tuple[int, ...]:
@@ -146,6 +160,7 @@ _TABLE_PID = re.compile(r"\(pid: (\d+)\)")
 _GLOBAL_RANKS = re.compile(r"\bglobal_ranks=\[([\d, ]*)\]")
 _LOCAL_RANKS = re.compile(r"\blocal_ranks=\[([\d, ]*)\]")
 _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)")
+_ATTEMPT = re.compile(r"(?:^|/)attempt_\d+/")
 _READY = re.compile(r'"rank": (?P<rank>\d{1,6})\b.*"pid": (?P<pid>\d{1,10})\b')
 
 
@@ -181,9 +196,26 @@ def identify(artifacts: Sequence[Artifact], lines: Sequence[Line], events: Seque
     _global_comms(tied)
     ranks = [*(one.rank for one in artifacts), *(one.rank for one in lines), *(one.rank for one in events)]
     seen = {rank for rank in ranks if rank is not None}
-    files = _files(tied, lines)
-    who = _joined(tied, artifacts, lines, seen)
-    return replace(who, seats=_with_pids(who, tied), files=tuple(files.items()))
+    told = places(lines)
+    shown, at_hosts, several = bindings.shown_by(lines)
+    for place in told.at:
+        _sit(tied, Seat(rank=place.rank, host=place.host, pid=place.pid))
+    size = _world(tied, seen)[0]
+    pods = {one.pod: one.rank for found in told.sections.values() for one in found if one.rank is not None}
+    names = set(told.pods) | set(at_hosts) | {line.host for line in lines if line.host}
+    hosts = bindings.pods(names, at_hosts, size, seen) | pods
+    files = bindings.bound(artifacts, shown, told, several, size, seen) | _files(tied, lines)
+    for pod, rank in hosts.items():
+        _sit(tied, Seat(rank=rank, host=pod))
+    seen |= set(files.values())
+    who = _joined(tied, artifacts, lines, seen, told)
+    who = replace(who, files=tuple(files.items()), hosts=hosts, locals=_locals(tied, told, shown))
+    return replace(who, seats=_with_pids(who, tied))
+
+
+def _locals(tied: _Tied, told: Places, shown: Mapping[str, set[int]]) -> dict[str, dict[int, int]]:
+    """What elastic tells, else the node's number, else the ranks that are seen to follow each other."""
+    return dict(blocks(shown)) | dict(told.locals()) | tied.locals
 
 
 def seated(who: Who, lines: Sequence[Line]) -> list[Line]:
@@ -197,14 +229,22 @@ def seated(who: Who, lines: Sequence[Line]) -> list[Line]:
     by_local: dict[tuple[int, str | None], int | None] = {}
     homes = _homes(who, lines)
     of_file = {name: rank for name, rank in who.files}
+    pods = {name: rank for name, rank in who.hosts.items()}
     found = []
     for line in lines:
-        rank = line.rank if line.rank is not None else of_file.get(line.artifact.name)
+        name = line.artifact.name
+        rank = line.rank if line.rank is not None else of_file.get(name)
+        if rank is None and name in who.sections:
+            rank = _section(who.sections[name], line.number)
+        if rank is None and line.host in pods and not line.local_rank:
+            rank = pods[line.host]
         if rank is None and line.pid is not None:
             if (line.pid, line.host) not in by_pid:
                 seat = who.at_pid(line.pid, line.host)
                 by_pid[line.pid, line.host] = seat.rank if seat else None
             rank = by_pid[line.pid, line.host]
+        if rank is None and line.local_rank is not None:
+            rank = who.local_in(name, line.local_rank)
         if rank is None and line.local_rank is not None:
             if (line.local_rank, line.host) not in by_local:
                 seat = who.at_local(line.local_rank, line.host)
@@ -217,9 +257,14 @@ def seated(who: Who, lines: Sequence[Line]) -> list[Line]:
     return found
 
 
+def _section(sections: Sequence[Section], number: int) -> int | None:
+    """The rank of the pod that this line describes."""
+    return next((one.rank for one in reversed(sections) if one.first <= number), None)
+
+
 def _homes(who: Who, lines: Sequence[Line]) -> dict[str, str]:
     """The host of each artifact whose name holds the name of one host of the job: `dmesg-n17.txt`, `n17/rank3.log`."""
-    hosts = {one.host for one in who.seats if one.host} | {one.host for one in lines if one.host}
+    hosts = {one.host for one in who.seats if one.host} | {one.host for one in lines if one.host} | set(who.pods)
     shorts = {host.split(".")[0]: host for host in hosts if not host.replace(".", "").isdigit() and host != "localhost"}
     if not shorts:
         return {}
@@ -325,7 +370,7 @@ def _files(tied: _Tied, lines: Sequence[Line]) -> dict[str, int]:
     return files
 
 
-def _joined(tied: _Tied, artifacts: Sequence[Artifact], lines: Sequence[Line], seen: set[int]) -> Who:
+def _joined(tied: _Tied, artifacts: Sequence[Artifact], lines: Sequence[Line], seen: set[int], told: Places) -> Who:
     for name, ranks in tied.locals.items():
         host = next((line.host for line in lines if line.artifact.name == name and line.host), None)
         for own, rank in ranks.items():
@@ -338,9 +383,10 @@ def _joined(tied: _Tied, artifacts: Sequence[Artifact], lines: Sequence[Line], s
     }
     placed = [seat for seat in tied.seats.values() if seat.local_rank is not None]
     # torchrun's folders of two hosts hold the same local ranks
-    runs = {one.name.partition("/attempt_")[0] for one in artifacts if one.local_rank is not None}
+    runs = {_ATTEMPT.split(one.name)[0] for one in artifacts if one.local_rank is not None}
     one_host = (
         bool(local)
+        and not told.several
         and len(runs) <= 1
         and len(hosts) <= 1
         and all(seat.local_rank == seat.rank for seat in placed)
@@ -351,7 +397,16 @@ def _joined(tied: _Tied, artifacts: Sequence[Artifact], lines: Sequence[Line], s
         seen = seen | {one for one in local if one is not None}
     seen = seen | {seat.rank for seat in tied.seats.values() if seat.pid is not None}
     seats = tuple(tied.seats[key] for key in sorted(tied.seats, key=lambda key: (key[0], key[2] or 0)))
-    return Who(world_size=size, world_size_from=known, seats=seats, seen=frozenset(seen), one_host=one_host)
+    return Who(
+        world_size=size,
+        world_size_from=known,
+        seats=seats,
+        seen=frozenset(seen),
+        one_host=one_host,
+        pods={pod: frozenset(names) for pod, names in told.pods.items()},
+        sections=told.sections,
+        several=told.several,
+    )
 
 
 def _world(tied: _Tied, seen: set[int]) -> tuple[int | None, str]:
@@ -365,11 +420,12 @@ def _world(tied: _Tied, seen: set[int]) -> tuple[int | None, str]:
 def _with_pids(who: Who, tied: _Tied) -> tuple[Seat, ...]:
     """Processes of which elastic told the local rank only."""
     more = []
-    for (_name, pid), (local, host) in tied.pids.items():
+    for (name, pid), (local, host) in tied.pids.items():
         if any(seat.pid == pid for seat in who.seats):
             continue
         seat = who.at_local(local, host)
-        rank = seat.rank if seat else local if who.one_host else None
+        rank = who.local_in(name, local)
+        rank = rank if rank is not None else seat.rank if seat else local if who.one_host else None
         if rank is not None:
             more.append(Seat(rank=rank, host=host, local_rank=local, pid=pid))
     return (*who.seats, *more)

@@ -109,7 +109,7 @@ def _single(case: Case, event: Event, forced: set[int]) -> Iterator[End]:
             yield End(
                 line=line,
                 code=code,
-                rank=seat.rank if seat else _only_node(case, fields["local"]),
+                rank=seat.rank if seat else _of_local(case, line, fields["local"]),
                 pid=pid,
                 local_rank=int(fields["local"]),
                 source="elastic",
@@ -118,10 +118,14 @@ def _single(case: Case, event: Event, forced: set[int]) -> Iterator[End]:
         case "launch-died" | "deepspeed-return-code":
             local = fields.get("local")
             yield End(
-                line=line, code=code, local_rank=int(local) if local else None, rank=_only_node(case, local), source="launcher"
+                line=line,
+                code=code,
+                local_rank=int(local) if local else None,
+                rank=_of_local(case, line, local),
+                source="launcher",
             )
         case "spawn-exited":
-            yield End(line=line, code=code, rank=_only_node(case, fields["index"]), source="spawn")
+            yield End(line=line, code=code, rank=_of_local(case, line, fields["index"]), source="spawn")
         case "srun-task":
             for task in _tasks(fields["tasks"]):
                 yield End(line=line, code=code, rank=task, host=fields["host"], source="srun")
@@ -163,7 +167,13 @@ def _tasks(text: str) -> Iterator[int]:
             yield from range(int(low), min(int(high or low), int(low) + 65536) + 1)
 
 
-def _only_node(case: Case, local: str | None) -> int | None:
-    """The global rank of a local one where the job ran on one host."""
+def _of_local(case: Case, line: Line, local: str | None) -> int | None:
+    """The rank of a local one: of the node that this artifact is of, of the only one that has it, or where one host is all there is."""
+    if not local:
+        return None
+    if (rank := case.who.local_in(line.artifact.name, int(local))) is not None:
+        return rank
+    if seat := case.who.at_local(int(local), line.host):
+        return seat.rank
     hosts = {one.host for one in case.who.seats if one.host}
-    return int(local) if local and len(hosts) <= 1 else None
+    return int(local) if len(hosts) <= 1 and not case.who.several else None

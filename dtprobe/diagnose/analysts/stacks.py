@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from dtprobe.diagnose import seen
 from dtprobe.diagnose.case import Case, Finding, Quote
+from dtprobe.diagnose.facts.hang import Hang, hang
 from dtprobe.diagnose.seen import Seen
-from dtprobe.diagnose.seen.doing import WAITING, Activity, Doing, alike, own
+from dtprobe.diagnose.seen.doing import WAITING, Activity, Doing, activity, alike, own
 from dtprobe.diagnose.seen.stacks import Stack
 from dtprobe.readers.threads import Thread, function_of
 
 ANALYST = "stacks"
 STOPPED, FORKED, CLEANUP, HELD = 0.9, 0.9, 0.85, 0.85
 CRASHED, BLOCKED = 0.8, 0.75
+BUSY, WHOLE_CORE = 0.74, 90.0
 ELSEWHERE, LEFT, FOREIGN, LATE, MINORITY = 0.65, 0.65, 0.6, 0.45, 0.45
 
 _STOPPED = re.compile(r"Failed to suspend process.*SIGSTOP|unexpected waitpid result.*SIGSTOP")
@@ -36,8 +39,9 @@ def analyse(case: Case) -> Iterator[Finding]:
     yield from _stopped(found.stacks)
     forked = list(_forked(found)) or list(_blocked(found))
     yield from forked
+    yield from _in_children(case, found)
     if not forked:
-        yield from _elsewhere(found) if not found.ended_well else _late(found)
+        yield from _elsewhere(found, hang(case)) if not found.ended_well else _late(found)
     yield from _crashed(found.stacks)
 
 
@@ -120,7 +124,53 @@ def _waits_for_loader(found: Seen, rank: int | None, *, also_unknown: bool = Fal
     return parent.doing in (Doing.LOADER, Doing.LOCK) if parent is not None else also_unknown
 
 
-def _elsewhere(found: Seen) -> Iterator[Finding]:
+_AGENT = re.compile(r"torch/distributed/(?:elastic|launcher|run|launch)|multiprocessing/popen_spawn|spawn_main")
+
+
+def _in_children(case: Case, found: Seen) -> Iterator[Finding]:
+    """Processes forked from ranks, with the group of their parent, that are in a collective of it."""
+    commands = {one.snapshot.pid: one.snapshot.command for one in found.stacks if one.snapshot.pid is not None}
+    inside: list[tuple[Stack, Thread, str]] = []
+    for stack in found.stacks:
+        thread, parent = stack.main, stack.snapshot.parent
+        if parent is None or thread is None or any(_AGENT.search(frame) for frame in thread.frames):
+            continue
+        # without exec a child keeps its parent's command line
+        same = stack.snapshot.command is not None and commands.get(parent) == stack.snapshot.command
+        one = activity(replace(stack, child=False, rank=0 if stack.rank is None else stack.rank))
+        forked = same or any(_FORK.search(frame) for frame in thread.frames)
+        if forked and one is not None and one.doing in WAITING and one.operation is not None:
+            rank = stack.rank if stack.rank is not None else _named_by(case, stack.snapshot.pid)
+            inside.append((replace(stack, rank=rank), thread, one.place or one.frame))
+    if not inside:
+        return
+    stack, thread, frame = inside[0]
+    ranks = tuple(sorted({one.rank for one, _, _ in inside if one.rank is not None}))
+    evidence = [each.quote(own_thread, place, "cause") for each, own_thread, place in inside[:3]]
+    if stack.snapshot.line is not None:
+        head = f"Process {stack.snapshot.pid} (child of {stack.snapshot.parent}): {stack.snapshot.command or ''}"
+        evidence.append(Quote(file=stack.artifact.name, line=stack.snapshot.line, text=head[:400], role="confirm"))
+    yield Finding(
+        mode="fork-after-init",
+        analyst=ANALYST,
+        likelihood=FORKED,
+        because=f"Process {stack.snapshot.pid} was forked from {stack.snapshot.parent}, a rank, and waits in a collective of its group in "
+        f"{function_of(frame)}: the connections and threads of the group are its parent's.",
+        first="all" if len(inside) > 1 and not 0 < len(ranks) < len(inside) else ranks[0] if ranks else None,
+        suspects=ranks,
+        evidence=tuple(evidence),
+        not_proven="that the parent made its group before it forked",
+    )
+
+
+def _named_by(case: Case, pid: int | None) -> int | None:
+    """The rank that tells of this process in its own lines, as who starts one does."""
+    named = re.compile(rf"(?i)\bpids?\b\W{{0,4}}{pid}\b")
+    told = {line.rank for line in case.lines if line.rank is not None and str(pid) in line.text and named.search(line.text)}
+    return told.pop() if len(told) == 1 else None
+
+
+def _elsewhere(found: Seen, hung: Hang | None) -> Iterator[Finding]:
     """The ranks that are elsewhere while others wait for ranks."""
     # an import is often the dump's own: symbolizing the first stacks imports torch._inductor
     doing = {rank: one for rank, one in found.doing.items() if one.doing is not Doing.IMPORT}
@@ -128,7 +178,7 @@ def _elsewhere(found: Seen) -> Iterator[Finding]:
     others = {rank: one for rank, one in doing.items() if one.doing not in WAITING}
     barrier = {rank: one for rank, one in waiting.items() if one.doing is Doing.BARRIER}
     if others and len(others) <= max(1, len(doing) // 2) and (waiting or len(doing) == 1):
-        yield from _away(others, waiting)
+        yield from _away(found, others, waiting, hung)
     elif barrier and len(barrier) < len(waiting) and len(barrier) <= len(doing) / 2 and not others:
         one = next(iter(barrier.values()))
         other = next(each for rank, each in waiting.items() if rank not in barrier)
@@ -155,8 +205,12 @@ def _late(found: Seen) -> Iterator[Finding]:
         )
 
 
-def _away(others: Mapping[int, Activity], waiting: Mapping[int, Activity]) -> Iterator[Finding]:
+def _away(
+    found: Seen, others: Mapping[int, Activity], waiting: Mapping[int, Activity], hung: Hang | None
+) -> Iterator[Finding]:
     one = next(iter(others.values()))
+    # where no other rank's stack is there, the time-outs may tell that others wait
+    awaited = bool(waiting) or (hung is not None and set(others) <= set(hung.odd))
     some = list(waiting.values())[:1]
     if one.doing is Doing.DESTROY:
         yield _finding(
@@ -187,7 +241,17 @@ def _away(others: Mapping[int, Activity], waiting: Mapping[int, Activity]) -> It
             extra=one.foreign,
             not_proven="that the function keeps the interpreter's lock: ctypes.CDLL gives it up, ctypes.PyDLL does not",
         )
-    if not waiting:
+    elif awaited and one.thread.owns_gil and one.thread.active and _keeps(found, one):
+        yield _finding(
+            "gil-held",
+            BUSY,
+            others,
+            f"Rank {one.rank}'s main thread runs {function_of(one.thread.frames[0])} and has the interpreter's lock, while the others wait for it.",
+            some,
+            extra=_head(one),
+            not_proven="that it never gives the lock up: a second dump, and `py-spy dump --native`, would tell",
+        )
+    if not awaited:
         return
     if one.doing is Doing.LOADER:
         yield _finding(
@@ -204,6 +268,20 @@ def _away(others: Mapping[int, Activity], waiting: Mapping[int, Activity]) -> It
         some,
         not_proven="whether it would have come later",
     )
+
+
+def _keeps(found: Seen, one: Activity) -> bool:
+    """Whether what runs is native: nothing of Python's stands innermost but what a library wraps, or a whole core is used."""
+    busy = any(
+        sample.cpu is not None and sample.cpu >= WHOLE_CORE and sample.pid == one.stack.snapshot.pid for sample in found.states
+    )
+    return busy or not own(one.thread.frames[0])
+
+
+def _head(one: Activity) -> str:
+    """How py-spy writes the state of a thread that runs with the lock."""
+    tid = one.thread.tid if one.thread.tid is not None else "?"
+    return f'Thread {tid} (active+gil): "{one.thread.name or ""}"'
 
 
 def _minority(doing: Mapping[int, Activity]) -> Iterator[Finding]:

@@ -28,13 +28,14 @@ def analyse(case: Case) -> Iterator[Finding]:
     if spans and len(spans) < max(2, len(by_rank)):
         rank, span = max(spans.items(), key=lambda item: _length(item[1]))
         length = _length(span) / 1e9
+        equal = sorted(other for other, one in spans.items() if _length(one) == _length(span))
         yield Finding(
             mode="rank-stopped",
             analyst=ANALYST,
             likelihood=STOPPED,
             because=f"Process {span[0].pid}, rank {rank}, was stopped" + (f" for {length:.1f} s." if length else "."),
-            first=rank,
-            suspects=(rank,),
+            first=rank if len(equal) == 1 else None,
+            suspects=tuple(equal),
             at_ns=span[0].t_ns,
             evidence=(quote(span[0].line, "cause"), *((quote(span[-1].line, "confirm"),) if len(span) > 1 else ())),
             not_proven="who stopped it",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dtprobe.diagnose.case import Artifact, Line, Quote, Role
 from dtprobe.diagnose.seen.places import Places
+from dtprobe.diagnose.seen.tables import told_rank
 from dtprobe.readers import faulthandler, gdb, pyspy_threads
 from dtprobe.readers.artifact import Problem, Problems, ReaderError, read_text
 from dtprobe.readers.threads import Snapshot, Thread
@@ -112,6 +113,8 @@ def _rank(snapshot: Snapshot, artifact: Artifact, lines: Sequence[Line], places:
     for pid in (snapshot.pid, snapshot.parent):
         if (rank := places.rank(pid, artifact.host)) is not None:
             return rank
+    if snapshot.command and snapshot.parent is None and (rank := told_rank(snapshot.command, artifact.host, places)) is not None:
+        return rank
     if snapshot.line is not None:
         at = next((line for line in lines if line.number == snapshot.line), None)
         if at is not None and at.rank is not None:

@@ -1,4 +1,4 @@
-"""States of processes over time: samples of /proc, one JSON line each (`proc.jsonl`), and the text of `/proc/PID/status`."""
+"""States of processes: samples of /proc, one JSON line each (`proc.jsonl`), the text of `/proc/PID/status`, tables of `ps` and `top`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dtprobe.diagnose.case import Artifact, Line
 from dtprobe.diagnose.seen.places import Places
+from dtprobe.diagnose.seen.tables import rows
 from dtprobe.readers.artifact import as_int, as_text, load_json
 
 _STATUS = re.compile(r"^State:\s*(?P<state>[A-Za-z]) \([a-z ]+\)")
@@ -16,7 +17,7 @@ _PID = re.compile(r"^Pid:\s*(?P<pid>\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One look at a process. `state` is the kernel's letter, `wchan` where it sleeps in the kernel."""
+    """One look at a process. `state` is the kernel's letter, `wchan` where it sleeps in the kernel, `cpu` percent of a core."""
 
     rank: int | None
     pid: int | None
@@ -27,6 +28,7 @@ class Sample:
     fds: int | None
     rss_bytes: int | None
     line: Line
+    cpu: float | None = None
 
 
 def take(artifacts: Sequence[Artifact], lines: Mapping[str, Sequence[Line]], places: Places) -> Iterator[Sample]:
@@ -37,6 +39,26 @@ def take(artifacts: Sequence[Artifact], lines: Mapping[str, Sequence[Line]], pla
             yield from _samples(own, places)
         elif any(line.text.startswith("State:") for line in own[:12]):
             yield from _status(own, places, one)
+        elif one.kind in ("text", "stacks"):
+            yield from _listed(own, places)
+
+
+def _listed(lines: Sequence[Line], places: Places) -> Iterator[Sample]:
+    """Processes in the tables of a transcript."""
+    for row in rows(lines, places):
+        if row.state is not None:
+            yield Sample(
+                rank=row.rank,
+                pid=row.pid,
+                t_ns=None,
+                state=row.state,
+                wchan=row.wchan,
+                threads=None,
+                fds=None,
+                rss_bytes=None,
+                cpu=row.cpu,
+                line=row.line,
+            )
 
 
 def _samples(lines: Sequence[Line], places: Places) -> Iterator[Sample]:

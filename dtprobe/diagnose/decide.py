@@ -99,7 +99,7 @@ def _undetermined(ranked: Sequence[Candidate], missing: tuple[str, ...]) -> Diag
         failure_mode=UNDETERMINED,
         group=known.group,
         locus=known.locus,
-        first_failing_rank=lead.first if lead else None,
+        first_failing_rank=lead.first if lead and lead.first != "all" else None,
         host=lead.host if lead else None,
         suspects=(),
         confidence=min(lead.likelihood, DECIDED) if lead else 0.0,

@@ -4,24 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from dtprobe.diagnose.case import Case, Finding
 from dtprobe.diagnose.diagnosis import HEALTHY
 from dtprobe.diagnose.facts.hang import hang, world
+from dtprobe.diagnose.facts.outcome import outcome
 from dtprobe.diagnose.facts.raised import raised
-from dtprobe.diagnose.facts.words import words
+from dtprobe.diagnose.facts.words import SPOKEN, words
 from dtprobe.diagnose.modes import modes
 from dtprobe.diagnose.signatures import signatures
 from dtprobe.diagnose.weigh import level
 
 STARTING = frozenset({"bootstrap", "network", "config"})
 """Classes of trouble that a job may meet at its start and get over."""
-SILENT = frozenset({"nested-launcher", "timeout-not-inherited", "duplicate-gpu", "clock-skew"})
+SILENT = frozenset(
+    {
+        "nested-launcher",
+        "timeout-not-inherited",
+        "duplicate-gpu",
+        "clock-skew",
+        "reduce-op-mismatch",
+        "broadcast-root-mismatch",
+        "group-order-swap",
+        "dropped-isend",
+        "gloo-thread-leak",
+        "rdma-contention",
+        "packet-loss",
+        "nfs-stale-view",
+        "file-claim-race",
+    }
+)
 """These let a job end well and wrong."""
 FIRST = 2
 """Collectives up to this number still belong to the start."""
-WELL = 0.9
-"""A finding of health this likely says that every rank ended well."""
+ENDED_WELL = 0.25
+"""What is left of the likelihood of a failure where the job ended well."""
+LASTING = frozenset({"numerics", "straggler", "framework", "shape-mismatch"})
+"""Classes of failures with which a job may end: slow, or with wrong results."""
+KERNEL = "kernel-log"
+BEFORE_NS, ZONES_NS, OVERCOME_LATER = 1_800_000_000_000, 15 * 3_600_000_000_000, 0.55
+"""The kernel's words this long before or after the job are not about it; clocks told without their zones may be so far apart."""
 OVERCOME = 0.3
 """What is left of the likelihood of trouble that the job got over."""
 OF_OTHERS = 0.2
@@ -32,9 +55,46 @@ OF_PROCESSES = frozenset({"host-oom-kill", "sigsegv"})
 
 def relevant(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """The findings, less likely where they do not concern what became of this job."""
-    well = _communicated(case) or any(one.mode == HEALTHY and one.likelihood >= WELL for one in findings)
+    ended = outcome(case)
+    well = _communicated(case) or (ended is not None and ended.told)
     strangers = {mode for mode in {one.mode for one in findings} & OF_PROCESSES if _of_strangers(case, mode)}
-    return [_weighed(case, one, well=well, strange=one.mode in strangers) for one in findings]
+    weighed = [_weighed(case, one, well=well, strange=one.mode in strangers) for one in findings]
+    if ended is not None and ended.told and case.recording is None:
+        weighed = [replace(one, likelihood=one.likelihood * ENDED_WELL) if _ends_a_job(one.mode) else one for one in weighed]
+    return [_timely(case, one) for one in weighed]
+
+
+def _ends_a_job(mode: str) -> bool:
+    """Whether a job with this failure cannot end well, but for having got over it."""
+    return mode not in SILENT | {HEALTHY} and modes()[mode].group not in LASTING
+
+
+def _timely(case: Case, one: Finding) -> Finding:
+    """Less likely where the kernel told of it long before the job began or after it was over."""
+    window, causes = _window(case), [item for item in one.evidence if item.role == "cause"]
+    if window is None or not causes:
+        return one
+    kernel = {
+        (event.line.artifact.name, event.line.number): event.line.t_ns
+        for event in case.events
+        if event.line.artifact.kind == KERNEL
+    }
+    times = [kernel.get((item.file, item.line or 0)) for item in causes]
+    if not all(time is not None and not window[0] - BEFORE_NS <= time <= window[1] + BEFORE_NS for time in times):
+        return one
+    far = all(time is not None and not window[0] - ZONES_NS <= time <= window[1] + ZONES_NS for time in times)
+    return replace(
+        one,
+        likelihood=one.likelihood * (OF_OTHERS if far else OVERCOME_LATER),
+        not_proven="that it met this job, which ran at another time",
+    )
+
+
+@lru_cache(maxsize=2)
+def _window(case: Case) -> tuple[int, int] | None:
+    """From the first to the last time that lines of the job itself tell; None where they tell none."""
+    times = [line.t_ns for line in case.lines if line.t_ns is not None and line.artifact.kind in SPOKEN | {"nccl-log"}]
+    return (min(times), max(times)) if len(times) > 1 else None
 
 
 def can_be_overcome(mode: str) -> bool:

@@ -10,6 +10,7 @@ from functools import cache
 from importlib.resources import files
 
 from dtprobe.diagnose.case import Finding, First, Quote
+from dtprobe.diagnose.diagnosis import HEALTHY
 
 MOST = 0.98
 """No number of findings makes a mode surer than this."""
@@ -173,7 +174,7 @@ def _inherited(effects: Sequence[Candidate]) -> tuple[First, tuple[int, ...]]:
 
 
 def _brings_about(cause: Candidate, effect: Candidate, explains: Mapping[str, frozenset[str]]) -> bool:
-    if _late(cause, effect):
+    if HEALTHY in (cause.mode, effect.mode) or _late(cause, effect):
         return False
     if effect.mode in explains.get(cause.mode, frozenset()):
         return effect.likelihood < SURE or cause.likelihood >= LIKELY

@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from dtprobe.diagnose.case import Case, Finding, quote
+from dtprobe.diagnose.case import Case, Finding, Line, quote
 from dtprobe.diagnose.facts.ends import ends
+from dtprobe.diagnose.facts.outcome import outcome
 from dtprobe.diagnose.facts.raised import raised
 from dtprobe.diagnose.facts.timeouts import waits
-from dtprobe.diagnose.facts.words import SPOKEN, says, words
+from dtprobe.diagnose.facts.words import SPOKEN, words
 from dtprobe.diagnose.relevance import can_be_overcome
 from dtprobe.diagnose.signatures import Signature, signatures
 
-SURE = 0.9
+SURE, TOLD, PROGRESS = 0.92, 0.88, 0.56
+_WHO = {
+    "launcher": "The launcher or scheduler says that the job ended well",
+    "ranks": "Every rank came to its end",
+    "progress": "All ranks went on to the end of their logs",
+}
 _WARNS = re.compile(r"^\[?W\d{3,4} |^\[W |(?i:\bwarn(?:ing)?\b)")
 _COMPLAINS = re.compile(
     r"(?i)\b(?:error|errors|exception|fatal|fail(?:ed|ure)?|abort(?:ed)?|killed|segfault|core dumped|timed? ?out|nan|hung|stuck|unreachable|refused|panic|denied)\b"
@@ -25,41 +31,56 @@ _NO_COMPLAINT = re.compile(
 
 
 def analyse(case: Case) -> Iterator[Finding]:
-    """A finding where text was read, every rank that ended did so with code 0, and nothing complains that was not overcome."""
-    if not case.lines or raised(case) or waits(case).timeouts or waits(case).gloo:
+    """A finding where the job came to its end: told by its launcher or its ranks, or, less surely, where nothing tells of a failure."""
+    ended = outcome(case)
+    if ended is None:
+        yield from _codes(case)
         return
-    if any(one.code != 0 for one in ends(case)):
+    signs = _signs(case, whole=ended.told)
+    if ended.by == "progress" and signs:
         return
+    spared = (
+        f", whatever {len(signs)} lines complain of on the way"
+        if signs
+        else f", and nothing in {len(case.lines)} lines tells of a failure"
+    )
+    yield Finding(
+        mode="healthy",
+        analyst="healthy",
+        likelihood=PROGRESS if ended.by == "progress" else TOLD if signs else SURE,
+        because=f"{_WHO[ended.by]}{spared}.",
+        evidence=tuple(quote(line, "confirm") for line in ended.lines[:4]),
+        not_proven="that the job came to its end: no exit code, no word of a launcher or scheduler, no last word of the program"
+        if ended.by == "progress"
+        else "that results are right",
+    )
+
+
+def _codes(case: Case) -> Iterator[Finding]:
+    """Every process that is told of ended with code 0."""
+    codes = ends(case)
+    if codes and all(one.code == 0 for one in codes) and not raised(case) and not (waits(case).timeouts or waits(case).gloo):
+        signs = _signs(case, whole=True)
+        if all(words(case).trained_after(line.artifact.name, line.number) for line in signs):
+            yield Finding(
+                mode="healthy",
+                analyst="healthy",
+                likelihood=SURE,
+                because=f"The processes ended with code 0, and nothing in {len(case.lines)} lines tells of a failure.",
+                evidence=tuple(quote(one.line, "confirm") for one in codes[:4]),
+                not_proven="that results are right",
+            )
+
+
+def _signs(case: Case, *, whole: bool) -> list[Line]:
+    """Lines that complain and that no progress in the same file follows; where the job ended well its warnings are none."""
     known, told = signatures(), words(case)
-    lasts = {rank: lines[-3:] for rank, lines in told.by_rank.items() if lines} or {-1: list(told.unsaid[-5:])}
-    clean = {rank: line for rank, lines in lasts.items() for line in lines if says("says-clean-end", line)}
-    codes = [one for one in ends(case) if one.code == 0]
-    steps = {step for rank in told.by_rank if (step := told.step(rank)) is not None}
-    whole = len(clean) == len(lasts) or bool(codes)
     # Logs of kernels and tools are full of such words: of these the signatures know what counts.
     spoken = (line for line in case.lines if line.artifact.kind in SPOKEN)
     signs = [line for line in spoken if _COMPLAINS.search(line.text) and not _NO_COMPLAINT.search(line.text)]
     signs = [line for line in signs if not (whole and _WARNS.search(line.text))]
     signs += [event.line for event in case.events if _failed(known[event.signature], whole=whole)]
-    if any(not told.trained_after(line.artifact.name, line.number) for line in signs):
-        return
-    if clean and (whole or len(steps) <= 1):
-        likelihood, why = SURE, "Every rank ended cleanly"
-    elif codes:
-        likelihood, why = SURE, "The processes ended with code 0"
-    elif len(steps) == 1 and len(told.by_rank) > 1:
-        likelihood, why = 0.55, "All ranks reached the same step"
-    else:
-        return
-    shown = [quote(line, "confirm") for line in list(clean.values())[:4]] or [quote(one.line, "confirm") for one in codes[:4]]
-    yield Finding(
-        mode="healthy",
-        analyst="healthy",
-        likelihood=likelihood,
-        because=f"{why}, and nothing in {len(case.lines)} lines tells of a failure.",
-        evidence=tuple(shown),
-        not_proven="that results are right",
-    )
+    return [line for line in signs if not told.trained_after(line.artifact.name, line.number)]
 
 
 def _failed(signature: Signature, *, whole: bool) -> bool:

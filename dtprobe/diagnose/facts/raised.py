@@ -30,7 +30,9 @@ _EFFECTS = re.compile(
     r"pair closure|NCCL communicator encountered error|store->get\(|EOFError|worker group failed|"
     r"end of file|broadcast\(\) is failing|monitoredBarrier, but received errors|cannot schedule new futures|"
     r"Exception raised from|got signal: ?15|terminated by signal 15|another rank (?:has )?failed|"
-    r"Monitored Barrier encountered error|client socket has timed out|in store based barrier|clients joined|Timed out after \d+ seconds waiting|"
+    r"Monitored Barrier encountered error|failed to pass monitoredBarrier|successfully reached monitoredBarrier|"
+    r"Please check rank \d+ logs for faulty rank|has not (?:joined|called|reached) the barrier|barrier (?:has )?timed out|"
+    r"client socket has timed out|in store based barrier|clients joined|Timed out after \d+ seconds waiting|"
     r"has already been (?:aborted|destroyed)|Process group has been (?:aborted|shut)",
     re.IGNORECASE,
 )

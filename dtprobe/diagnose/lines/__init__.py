@@ -16,6 +16,7 @@ from dtprobe.diagnose.case import Artifact, Line
 from dtprobe.diagnose.lines import scan, stamps
 from dtprobe.diagnose.lines.envelope import Envelope, opened
 from dtprobe.diagnose.lines.habits import learned
+from dtprobe.diagnose.lines.wrapped import Unwrapper
 from dtprobe.diagnose.signatures import anchors
 from dtprobe.readers.artifact import Problem, Problems, ReaderError, one_line, read_bytes
 
@@ -121,12 +122,12 @@ def _lines(artifact: Artifact, numbered: Iterator[tuple[int, bytes]], near_ns: i
             break
     habits = learned([text for _, raw in sample for text in _parts(raw[:1024])])
     calendar = stamps.Calendar(artifact.dated_ns or near_ns or artifact.near_ns)
-    before = _Before()
+    before, wrapped = _Before(), Unwrapper()
     for number, raw in _chained(sample, numbered):
         for piece in _pieces(raw):
             for part in _parts(piece):
                 for text, found in _segments(part, opened(part, habits, calendar), habits, calendar):
-                    yield _line(artifact, number, text, found, before)
+                    yield _line(artifact, number, text, found, before, ends=wrapped.unwrap(found))
 
 
 def _chained(first: Sequence[tuple[int, bytes]], rest: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -172,9 +173,9 @@ def _segments(raw: str, found: Envelope, habits: Any, calendar: stamps.Calendar)
     yield raw, found
 
 
-def _line(artifact: Artifact, number: int, raw: str, found: Envelope, before: _Before) -> Line:
+def _line(artifact: Artifact, number: int, raw: str, found: Envelope, before: _Before, *, ends: bool) -> Line:
     own = found.rank is not None or found.local_rank is not None or found.pid is not None or found.labelled
-    if own or not _CONTINUES.match(found.text) or _BAR.search(found.text):
+    if own or not (ends or _CONTINUES.match(found.text)) or _BAR.search(found.text):
         before.rank, before.local_rank, before.pid = found.rank, found.local_rank, found.pid
         before.host, before.t_ns, before.zoned = found.host, found.t_ns, not found.bare
     t_ns = before.t_ns if found.t_ns is None else found.t_ns

@@ -30,7 +30,7 @@ _FOREIGN = re.compile(
     r"traceback)\s+: |^(?:Failures|Root Cause)|^\[\d+\]:$|FAILED$|^Killing subprocess|^srun: |^slurmstepd|^\s*$|ProcessGroup\w+\.cpp|"
     r"^CUDA kernel errors|^Compile with|^For debugging consider|^Last error:|^nccl\w+Error: |NVRM:|\[c10d\]"
 )
-_RANK_WORD = re.compile(r"(?i)(?:\b(?:global[_ ]?)?rank[ _=:#]*|\[r|\bworker[ _=:#]*)(?P<rank>\d{1,5})\b")
+_RANK_WORD = re.compile(r"(?i)(?:(?<!\w)(?<!node-)(?<!local-)(?<!machine-)(?<!group-)(?<!local )(?<!node )(?<!group )(?:global[_ ]?)?rank[ _=:#]*|\[r|\bworker[ _=:#]*)(?P<rank>\d{1,5})\b")
 _FIRST_NUMBER = re.compile(r"^\[?(?P<rank>\d{1,4})\]?(?::|\s)\s*(?=\D)")
 _TWO_WORDS = re.compile(r"^\s*[A-Za-z]+ (?P<rank>\d{1,4})\s*$")
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")

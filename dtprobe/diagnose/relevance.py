@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from dtprobe.diagnose import seen
 from dtprobe.diagnose.case import Case, Finding
 from dtprobe.diagnose.diagnosis import HEALTHY
+from dtprobe.diagnose.facts.agents import account
 from dtprobe.diagnose.facts.hang import hang, world
 from dtprobe.diagnose.facts.outcome import outcome
 from dtprobe.diagnose.facts.raised import raised
@@ -33,6 +35,8 @@ SILENT = frozenset(
         "packet-loss",
         "nfs-stale-view",
         "file-claim-race",
+        "filestore-stale-read",
+        "filestore-torn-record",
     }
 )
 """These let a job end well and wrong."""
@@ -105,6 +109,8 @@ def can_be_overcome(mode: str) -> bool:
 def _weighed(case: Case, one: Finding, *, well: bool, strange: bool) -> Finding:
     if strange and _by_kernel(case, one):
         return replace(one, likelihood=one.likelihood * OF_OTHERS, not_proven="that it struck a process of this job")
+    if one.mode == "rank-lost" and (told := account(case)) is not None and one.first in told.alive:
+        return replace(one, likelihood=one.likelihood * OF_OTHERS, not_proven="that it was gone: its launcher found it running")
     if can_be_overcome(one.mode) and _overcome(case, one, well=well):
         return replace(one, likelihood=one.likelihood * OVERCOME)
     return one
@@ -121,6 +127,7 @@ def _communicated(case: Case) -> bool:
 def _overcome(case: Case, one: Finding, *, well: bool) -> bool:
     """The job trained or communicated afterwards, or every rank ended well; an exception at these very lines says otherwise."""
     ends = {(item.line.artifact.name, item.line.number) for item in raised(case)}
+    ends |= {(item.line.artifact.name, item.line.number) for item in seen.of(case).tries if item.error}
     places = [(item.file, item.line) for item in one.evidence if item.role == "cause"]
     if not places or any(place in ends for place in places):
         return False

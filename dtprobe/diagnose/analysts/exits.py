@@ -25,6 +25,9 @@ _GONE = re.compile(
     r"(?i)connection (?:was )?(?:likely )?(?:reset|closed)|closed by (?:remote )?peer|remote process exited|got 0 bytes|broken pipe"
 )
 _STORE = re.compile(r"TCPStore|DistNetworkError|DistStoreError|recvValue|sendBytes|recvBytes")
+_PEER = re.compile(
+    r"(?:closed by (?:remote )?peer|reset by peer|remote=|peer:?) ?\[?(?:::ffff:)?(?P<address>\d+\.\d+\.\d+\.\d+)"
+)
 _FOLLOWS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
@@ -185,6 +188,7 @@ def _lost(case: Case) -> Iterator[Finding]:
         event.rank: event.line for event in case.events if event.rank is not None and _GONE.search(event.line.text)
     }
     silent = world(case) - {rank for rank in told if rank is not None}
+    silent = _at_address(case, [line.text for line in told.values()]) & silent or silent
     if len(silent) == 1 and len(told) > 1:
         rank = next(iter(silent))
         seat = case.who.of(rank)
@@ -201,6 +205,13 @@ def _lost(case: Case) -> Iterator[Finding]:
             evidence=tuple(quote(line, "effect") for line in list(told.values())[:3]),
             not_proven="how it ended",
         )
+
+
+def _at_address(case: Case, texts: Sequence[str]) -> set[int]:
+    """The ranks at the address that all reports name as the peer that went, where a map tells whose it is."""
+    named = {found["address"] for text in texts if (found := _PEER.search(text))}
+    addresses = {one for one in named if not one.startswith("127.")}
+    return set(case.who.on(addresses.pop())) if len(addresses) == 1 else set()
 
 
 def _early(case: Case, ended: Sequence[int], clean: dict[int, Line], lost: Sequence[Raised]) -> Finding:

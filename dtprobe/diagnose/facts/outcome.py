@@ -143,7 +143,7 @@ def _furthest(by_rank: Mapping[int, Sequence[Line]]) -> set[tuple[tuple[str, int
 def _progress(case: Case, told: Words) -> tuple[Line, ...]:
     """The last lines of logs that go on to their end with all ranks together; none where anybody looked at a job that stood still."""
     looked_at = any(one.kind not in SPOKEN | {"empty", "kernel-log", "nvidia-smi"} for one in case.artifacts)
-    if looked_at or case.recording is not None or not any(told.steps.values()):
+    if looked_at or case.recording is not None or not any(told.steps.values()) or told.differences():
         return ()
     spoken = [line for lines in told.by_rank.values() for line in lines] + list(told.unsaid)
     by_file: dict[str, list[Line]] = {}

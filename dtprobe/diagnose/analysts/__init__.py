@@ -22,6 +22,7 @@ from dtprobe.diagnose.analysts import (
     nccl_calls,
     nccl_errors,
     nccl_makings,
+    own_checks,
     own_pace,
     pace,
     placement,
@@ -32,6 +33,7 @@ from dtprobe.diagnose.analysts import (
     stacks,
     states,
     tracebacks,
+    transcripts,
     units,
     watchdog,
 )
@@ -56,6 +58,7 @@ ANALYSTS: tuple[Analyst, ...] = (
     ras.analyse,
     stacks.analyse,
     states.analyse,
+    transcripts.analyse,
     attempts.analyse,
     checks.analyse,
     restarts.analyse,
@@ -68,6 +71,7 @@ ANALYSTS: tuple[Analyst, ...] = (
     blocked.analyse,
     limits.analyse,
     own_pace.analyse,
+    own_checks.analyse,
 )
 """All of them; their order does not matter."""
 

@@ -18,7 +18,7 @@ from dtprobe.diagnose.facts.units import calls_in, rounds
 from dtprobe.diagnose.seen.observed import Try
 
 ANALYST = "units"
-BRANCHED, LEFT_OUT, ROOTS = 0.8, 0.75, 0.85
+BRANCHED, LEFT_OUT, ROOTS = 0.9, 0.75, 0.85
 SETTLED = 2
 """So many units in which all ranks called alike come before the one that differs."""
 _SENDING = re.compile(r"ms for send operation to complete")

@@ -205,9 +205,7 @@ def _late(found: Seen) -> Iterator[Finding]:
         )
 
 
-def _away(
-    found: Seen, others: Mapping[int, Activity], waiting: Mapping[int, Activity], hung: Hang | None
-) -> Iterator[Finding]:
+def _away(found: Seen, others: Mapping[int, Activity], waiting: Mapping[int, Activity], hung: Hang | None) -> Iterator[Finding]:
     one = next(iter(others.values()))
     # where no other rank's stack is there, the time-outs may tell that others wait
     awaited = bool(waiting) or (hung is not None and set(others) <= set(hung.odd))

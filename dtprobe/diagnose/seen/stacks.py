@@ -113,7 +113,11 @@ def _rank(snapshot: Snapshot, artifact: Artifact, lines: Sequence[Line], places:
     for pid in (snapshot.pid, snapshot.parent):
         if (rank := places.rank(pid, artifact.host)) is not None:
             return rank
-    if snapshot.command and snapshot.parent is None and (rank := told_rank(snapshot.command, artifact.host, places)) is not None:
+    if (
+        snapshot.command
+        and snapshot.parent is None
+        and (rank := told_rank(snapshot.command, artifact.host, places)) is not None
+    ):
         return rank
     if snapshot.line is not None:
         at = next((line for line in lines if line.number == snapshot.line), None)

@@ -16,7 +16,7 @@ from dtprobe.diagnose.case import Artifact, Line
 from dtprobe.diagnose.lines import scan, stamps
 from dtprobe.diagnose.lines.envelope import Envelope, opened
 from dtprobe.diagnose.lines.habits import learned
-from dtprobe.diagnose.lines.wrapped import Unwrapper
+from dtprobe.diagnose.lines.wrapped import Unwrapper, error_file
 from dtprobe.diagnose.signatures import anchors
 from dtprobe.readers.artifact import Problem, Problems, ReaderError, one_line, read_bytes
 
@@ -126,6 +126,10 @@ def _lines(artifact: Artifact, numbered: Iterator[tuple[int, bytes]], near_ns: i
     for number, raw in _chained(sample, numbered):
         for piece in _pieces(raw):
             for part in _parts(piece):
+                stack, written_ns = error_file(part)
+                for text in stack:
+                    found = Envelope(text, t_ns=written_ns, bare=False)
+                    yield _line(artifact, number, text, found, before, ends=True)
                 for text, found in _segments(part, opened(part, habits, calendar), habits, calendar):
                     yield _line(artifact, number, text, found, before, ends=wrapped.unwrap(found))
 

@@ -18,6 +18,7 @@ from dtprobe.diagnose.case import Case
 from dtprobe.diagnose.clock import timeline
 from dtprobe.diagnose.decide import decide
 from dtprobe.diagnose.diagnosis import Diagnosis
+from dtprobe.diagnose.facts.restarted import of_first
 from dtprobe.diagnose.intake.kinds import TEXTS
 from dtprobe.diagnose.lines import read_all
 from dtprobe.diagnose.operations import operations
@@ -73,7 +74,7 @@ def diagnose(paths: Sequence[Path], tell: Tell | None = None) -> Diagnosis:
         if tell is not None:
             tell("joining what was read")
         found, failed = conclude(case)
-        answer = decide(case, found, failed)
+        answer = decide(case, of_first(case, found), failed)
         return replace(
             answer,
             read=Counter(one.kind for one in case.artifacts),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from dtprobe.diagnose import seen
 from dtprobe.diagnose.case import Case, Finding, quote
+from dtprobe.diagnose.facts.restarted import attempts
 from dtprobe.diagnose.seen.observed import Observation, Try
 
 ANALYST = "restarts"
@@ -29,8 +30,11 @@ def _stale(case: Case, observed: Sequence[Observation]) -> Iterator[Finding]:
         return
     told = case.of("restart-count")
     again = _restarted(observed)
-    if not told and not again:
+    known = attempts(case)
+    later = [event for event in refused if known.of(event.line) > known.first]
+    if not told and not again and not later:
         return
+    refused = later or refused
     ranks = tuple(sorted({event.rank for event in refused if event.rank is not None}))
     evidence = [quote(refused[0].line, "cause")]
     evidence += [quote(event.line, "cause") for event in told[:1]] + [quote(one.line, "confirm") for one in again[:2]]

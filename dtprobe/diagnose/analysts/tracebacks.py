@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dtprobe.diagnose.case import Case, Finding, First, Quote, quote
 from dtprobe.diagnose.facts.ends import ends
 from dtprobe.diagnose.facts.raised import Raised, raised
+from dtprobe.diagnose.facts.restarted import attempts
 from dtprobe.diagnose.facts.words import named_rank, words
 
 MANY = 0.5
@@ -19,7 +20,7 @@ def analyse(case: Case) -> Iterator[Finding]:
     causes = [one for one in found if not one.effect]
     if not causes:
         return
-    roots = _roots(causes)
+    roots = _roots(_of_first_attempt(case, causes))
     first = _first(roots)
     alike = [one for one in roots if _same(one, first)]
     ranks = sorted({rank for one in alike if (rank := _rank(case, one)) is not None})
@@ -59,6 +60,14 @@ def _roots(causes: Sequence[Raised]) -> list[Raised]:
     """The first link of every chain: what follows within the same stream was raised because of it."""
     chained = [one for one in causes if one.chained]
     return [one for one in causes if not one.chained] or list(chained)
+
+
+def _of_first_attempt(case: Case, causes: Sequence[Raised]) -> Sequence[Raised]:
+    known = attempts(case)
+    if not known.several:
+        return causes
+    earliest = min(known.of(one.line) for one in causes)
+    return [one for one in causes if known.of(one.line) == earliest]
 
 
 def _first(roots: Sequence[Raised]) -> Raised:

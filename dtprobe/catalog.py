@@ -193,6 +193,11 @@ def scenarios_of(folder: Path) -> list[Scenario]:
                 f"{scenario.id}: failure mode {scenario.failure_mode!r} is not in the taxonomy",
                 _closest(scenario.failure_mode, failure_modes(), "add it to taxonomy.toml"),
             )
+        if unknown := [mode for mode in scenario.looks_like if mode not in failure_modes()]:
+            raise UsageError(
+                f"{scenario.id}: looks_like {unknown[0]!r} is not in the taxonomy",
+                _closest(unknown[0], failure_modes(), "add it to taxonomy.toml"),
+            )
         for arm in scenario.arms.values():
             if not (folder / arm.program).is_file():
                 raise UsageError(f"{scenario.id}: {arm.program} does not exist in {folder}", "name a file of that folder")

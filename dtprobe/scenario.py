@@ -159,6 +159,9 @@ class Scenario:
     no_cure_because: str = ""
     """Why there is no mitigated arm; required when `mitigated` is None."""
     expect: Mapping[str, str] = field(default_factory=dict)
+    looks_like: tuple[str, ...] = ()
+    """Failure modes that leave the same evidence as the fault arm: what a postmortem may answer instead of `failure_mode`. Only where no
+    artifact of a real job tells the two apart, or where the claim is refuted and this is what happens instead."""
     folder: Path = Path()
     """Where the scenario lies; filled in by the catalogue."""
     _judges: list[Judge] = field(default_factory=list, repr=False, compare=False)

@@ -6,6 +6,10 @@ RUNS are folders of runs (`dtprobe nightly --out DIR`, `dtprobe run NAME --out D
 is kept: what its ranks printed and recorded, dumps, stacks, samples of /proc, traces. The run's own account of it (plans of faults, arguments,
 verdicts, reports, names) is left out, and the scenario's folder is written as `job` wherever a stack or traceback names it.
 The ranks' exit codes are put down as torchrun's table of failures does, since the launcher of a real job prints them.
+
+Beside right and wrong three kinds of arms are counted apart. Of these the run's own account is read, which the diagnosis never sees:
+modes that the scenario's author says leave the same evidence (`looks_like`); silent faults, which leave what the healthy control arm
+leaves in everything but values (`traces`), where `undetermined` is right; and claims that the run refuted, where what counts is whether anything failed.
 """
 
 from __future__ import annotations
@@ -18,11 +22,15 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from dtprobe.catalog import load
 from dtprobe.diagnose import diagnose
-from dtprobe.diagnose.diagnosis import UNDETERMINED, Diagnosis
+from dtprobe.diagnose.diagnosis import HEALTHY, UNDETERMINED, Diagnosis
+from dtprobe.scenario import VerdictKind
+from dtprobe.suite.traces import traces
 
 KEPT = re.compile(
     r"(?:stdout|stderr)\.log|events\.jsonl|proc\.jsonl|stalled\.json|fr-\d+\.json|pyspy-\d+\.json|strace[\w.-]*|perf[\w.-]*\.txt|sockets\.txt|kernel\.txt|nccl[\w.-]*\.(?:ring|log)|ras[\w.-]*|network-\d+\.jsonl"
@@ -33,21 +41,58 @@ _HARNESS = re.compile(rb"[^\s\"'=(]*/(?:dtprobe|injectors)/(?=[\w./-]+\.(?:py|so
 LARGEST = 64 << 20
 
 
+class Outcome(StrEnum):
+    """How a diagnosis stands to its arm, in the order of the page's summary."""
+
+    RIGHT = "right"
+    ALIKE = "right (looks alike)"
+    SILENT = "silent: only values differ"
+    NOTHING = "claim refuted: nothing failed, none named"
+    UNDETERMINED = "undetermined"
+    WRONG = "taken for another mode"
+
+
+GOOD = (Outcome.RIGHT, Outcome.ALIKE, Outcome.SILENT, Outcome.NOTHING)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One fault arm and its diagnosis. `seconds` is not kept: timings live in benchmarks."""
+    """One fault arm and its diagnosis. `seconds` is not kept: timings live in benchmarks.
+
+    `verdict` is the run's, empty where it was not finished. `looks_like` are modes that leave the same evidence by the scenario's author.
+    `silent`: the arm left nothing but values that its control arm did not leave. `failed`: a rank of it failed, or recorded an error.
+    """
 
     name: str
     truth: str
     diagnosis: Diagnosis
+    verdict: str = ""
+    looks_like: tuple[str, ...] = ()
+    silent: bool = False
+    failed: bool = True
+
+    @property
+    def outcome(self) -> Outcome:
+        """Where it belongs on the page."""
+        said = self.diagnosis.failure_mode
+        if said == self.truth:
+            return Outcome.RIGHT
+        if said in self.looks_like:
+            return Outcome.ALIKE
+        if self.silent and said == UNDETERMINED:
+            return Outcome.SILENT
+        if self.verdict == VerdictKind.REFUTED and not self.failed and said in (HEALTHY, UNDETERMINED):
+            return Outcome.NOTHING
+        return Outcome.UNDETERMINED if said == UNDETERMINED else Outcome.WRONG
 
     @property
     def right(self) -> bool:
-        return self.diagnosis.failure_mode == self.truth
+        """Whether the diagnosis is what the artifacts allow."""
+        return self.outcome in GOOD
 
     @property
     def open(self) -> bool:
-        return self.diagnosis.failure_mode == UNDETERMINED
+        return self.outcome is Outcome.UNDETERMINED
 
 
 def arms(paths: Sequence[Path]) -> Iterator[tuple[Mapping[str, Any], Path]]:
@@ -57,7 +102,7 @@ def arms(paths: Sequence[Path]) -> Iterator[tuple[Mapping[str, Any], Path]]:
         for record in sorted(path.rglob("run.json")):
             run = json.loads(record.read_text(encoding="utf-8"))
             folder = record.parent / "fault" / "0"
-            if folder.is_dir() and run.get("scenario"):
+            if folder.is_dir() and run.get("scenario") and "arm_runs" in run:  # none of these yet: the arm is being run
                 name = run["scenario"] + (f":{run['variant']}" if run.get("variant") else "")
                 known = found.get(name)
                 if known is None or known[0]["started_ns"] <= run["started_ns"]:
@@ -93,44 +138,109 @@ def _failures(ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def rows(paths: Sequence[Path]) -> Iterator[Row]:
     """Every fault arm diagnosed."""
+    alike = {one.id: one.looks_like for one in load().scenarios}
     for run, folder in arms(paths):
         name = run["scenario"] + (f":{run['variant']}" if run.get("variant") else "")
         with tempfile.TemporaryDirectory(prefix="job-") as temporary:
             bare(run, folder, Path(temporary))
-            yield Row(name=name, truth=run["failure_mode"], diagnosis=diagnose([Path(temporary)]))
+            diagnosis = diagnose([Path(temporary)])
+        yield Row(
+            name=name,
+            truth=run["failure_mode"],
+            diagnosis=diagnosis,
+            verdict=_verdict(folder.parent.parent),
+            looks_like=alike.get(name, ()),
+            silent=_silent(run, folder),
+            failed=_failed(run, folder),
+        )
+
+
+def _verdict(folder: Path) -> str:
+    path = folder / "verdict.json"
+    return str(json.loads(path.read_text(encoding="utf-8")).get("verdict", "")) if path.is_file() else ""
+
+
+def _ranks(run: Mapping[str, Any], arm: str) -> Sequence[Mapping[str, Any]]:
+    found = (one["ranks"] for one in run["arm_runs"] if one["arm"] == arm and one["repeat"] == 0 and one.get("probed", True))
+    return next(found, ())
+
+
+def _silent(run: Mapping[str, Any], folder: Path) -> bool:
+    """Whether the arm left nothing but values that control did not leave; what is not there to compare tells nothing."""
+    control = folder.parent.parent / "control" / "0"
+    if not control.is_dir() or _failed(run, folder):
+        return False
+    return traces(folder, _ranks(run, "fault")) <= traces(control, _ranks(run, "control"))
+
+
+def _failed(run: Mapping[str, Any], folder: Path) -> bool:
+    """Whether a rank ended otherwise than with code 0, or recorded an error."""
+    if any(one.get("exit_code") or one.get("signal") for one in _ranks(run, "fault")):
+        return True
+    texts = (file.read_text(encoding="utf-8", errors="replace") for file in folder.rglob("events.jsonl"))
+    return any(_ERROR.search(text) for text in texts)
 
 
 def markdown(found: Sequence[Row], versions: Mapping[str, str]) -> str:
     """The page: a summary, the table of all arms, and which modes are taken for which."""
-    right, unsure = sum(one.right for one in found), sum(one.open for one in found)
-    wrong = [one for one in found if not one.right and not one.open]
+    counted = Counter(one.outcome for one in found)
+    right, open_ = sum(counted[one] for one in GOOD), counted[Outcome.UNDETERMINED]
+    wrong = [one for one in found if one.outcome is Outcome.WRONG]
     lines = [
         "# The diagnosis held against the suite",
         "",
         "Generated by `python -m dtprobe.suite.confusion RUNS --out docs/confusion.md`; do not edit. Each scenario's fault arm is given to "
         "`dtprobe postmortem` as a bare folder: what the ranks printed and recorded, dumps, stacks, samples, exit codes; no plan, no verdict, no names.",
         "",
-        f"torch {versions.get('torch', '?')}, {len(found)} fault arms: **{right} diagnosed as their own mode, {unsure} undetermined, {len(wrong)} taken for another mode.**",
+        f"torch {versions.get('torch', '?')}, {len(found)} fault arms: **{right} as the artifacts allow, {open_} undetermined, "
+        f"{len(wrong)} taken for another mode.**",
         "",
-        "| fault arm | its mode | diagnosis | first rank | confidence |",
-        "| --- | --- | --- | --- | --- |",
+        "| outcome | arms | what it means |",
+        "| --- | --- | --- |",
+        *(f"| {one} | {counted[one]} | {_MEANING[one]} |" for one in Outcome),
+        "",
+        "| fault arm | its mode | verdict of the run | diagnosis | only values differ | outcome | first rank | confidence |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for one in found:
         said = one.diagnosis
-        mark = "right" if one.right else "undetermined" if one.open else f"`{said.failure_mode}`"
         first = "-" if said.first_failing_rank is None else str(said.first_failing_rank)
-        lines.append(f"| `{one.name}` | `{one.truth}` | {mark} | {first} | {said.confidence:.2f} |")
+        mode = "" if said.failure_mode == one.truth else f"`{said.failure_mode}`"
+        lines.append(
+            f"| `{one.name}` | `{one.truth}` | {one.verdict or '-'} | {mode or 'its mode'} | {'yes' if one.silent else ''} | {one.outcome} "
+            f"| {first} | {said.confidence:.2f} |"
+        )
     if wrong:
         lines += ["", "## Taken for another mode", "", "| mode | taken for | arms | why |", "| --- | --- | --- | --- |"]
         pairs = Counter((one.truth, one.diagnosis.failure_mode) for one in wrong)
         for (truth, said_mode), count in sorted(pairs.items()):
             why = next(one for one in wrong if (one.truth, one.diagnosis.failure_mode) == (truth, said_mode)).diagnosis.because
             lines.append(f"| `{truth}` | `{said_mode}` | {count} | {_cell(why)} |")
-    unknown = [one for one in found if one.open]
+    unknown = [one for one in found if one.diagnosis.failure_mode == UNDETERMINED]
     if unknown:
-        lines += ["", "## Undetermined", "", "| fault arm | what the artifacts lead to |", "| --- | --- |"]
-        lines += [f"| `{one.name}` | {_cell(one.diagnosis.because)} |" for one in unknown]
+        lines += [
+            "",
+            "## Undetermined",
+            "",
+            "| fault arm | what the artifacts lead to | what would decide |",
+            "| --- | --- | --- |",
+        ]
+        lines += [
+            f"| `{one.name}` | {_cell(one.diagnosis.because)} | {_cell(one.diagnosis.not_proven) or '-'} |" for one in unknown
+        ]
     return "\n".join(lines) + "\n"
+
+
+_ERROR = re.compile(r'"error": "[^"]')
+_MEANING = {
+    Outcome.RIGHT: "the arm's own mode",
+    Outcome.ALIKE: "a mode that leaves the same evidence, as the scenario's author declares (`looks_like`)",
+    Outcome.SILENT: "`undetermined`, and no artifact differs from the healthy control arm's in anything but values: records, errors, "
+    "printed lines, collectives and exits are the same",
+    Outcome.NOTHING: "the run refuted the documented claim, no rank failed or recorded an error, and no failure is named",
+    Outcome.UNDETERMINED: "`undetermined`, though the arm left other signs than its control",
+    Outcome.WRONG: "an answer that is wrong",
+}
 
 
 def _cell(text: str) -> str:
@@ -149,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for one in rows(given.runs):
         found.append(one)
         mark = "+" if one.right else "." if one.open else "-"
-        print(f"{mark} {one.name}: {one.diagnosis.failure_mode} ({one.truth})", file=sys.stderr)
+        print(f"{mark} {one.name}: {one.diagnosis.failure_mode} ({one.truth}): {one.outcome}", file=sys.stderr)
     if not found:
         print("no run with a fault arm in these folders", file=sys.stderr)
         return 2

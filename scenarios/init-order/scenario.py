@@ -39,6 +39,7 @@ scenario = Scenario(
     fault=Arm("worker.py", ("--order", "late-store", *TIMEOUT)),
     mitigated=Arm("worker.py", ("--order", "late-store", *TIMEOUT, *FRAMEWORK)),
     expect={"torch>=2.9": "refuted"},
+    looks_like=("tcpstore-connect-failed",),  # nobody listens, whether the store's host is late or gone
 )
 
 TOO_LARGE = (f"environment:set,var=WORLD_SIZE,value={RANKS + 1}",)
@@ -53,6 +54,7 @@ world_size = scenario.with_variant(
     fault=Arm("worker.py", TIMEOUT, faults=TOO_LARGE),
     mitigated=Arm("worker.py", (*TIMEOUT, *FRAMEWORK), faults=TOO_LARGE),
     expect={"torch>=2.9": "reproduced"},
+    looks_like=("rendezvous-timeout",),  # a rank that was never started is absent as one that is late
 )
 
 

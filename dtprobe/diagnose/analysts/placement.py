@@ -147,11 +147,10 @@ def _addresses(case: Case) -> Iterator[Finding]:
     blamed = next((rank for event in (named or failed) if (rank := rank_of(event, case)) is not None), None)
     wrong = [event for event in used if event.fields["interface"].startswith(BRIDGES) or event.fields["interface"] == "lo"]
     if wrong and len({event.host for event in used if event.host}) > 1:
-        rank = (
-            blamed
-            if blamed is not None
-            else next((rank for event in wrong if (rank := rank_of(event, case)) is not None), None)
-        )
+        # where some hosts took another one, the ranks that took it are to blame, not the one that could not reach them
+        own = {rank for event in wrong if (rank := rank_of(event, case)) is not None}
+        apart = {event.host for event in used if event.host} - {event.host for event in wrong}
+        rank = blamed if blamed is not None and not (own and apart) else min(own, default=None)
         because = f"NCCL took the interface {wrong[0].fields['interface']}"
         yield _unreachable("wrong-socket-interface", 0.93, because, wrong[:2], named or failed, rank)
         return

@@ -16,6 +16,7 @@ FOLLOWS = 40
 """NCCL's warning and the exception that it becomes stand this near each other."""
 _REMOTE = "remote process exited"
 _SAYS_RANK = re.compile(r"(?i)\b(?:global_?)?rank ?[=: ] ?(?P<rank>\d{1,6})\b")
+_OBJECT = re.compile(r"\b(?:node|pod)[/ ](?P<host>[a-z0-9][a-z0-9.-]*[a-z0-9])\b(?= |:|$|,)")
 _NUMBERED = re.compile(r"^(?P<stem>.*?)(?P<number>\d+)$")
 
 
@@ -41,6 +42,8 @@ def host_of(event: Event, case: Case) -> str | None:
     """The host that it is about: named in it, of its artifact, or one of the job's hosts that the artifact's name holds."""
     if event.host:
         return event.host
+    if (named := _OBJECT.search(event.line.text)) and re.search(r"[\d-]", named["host"]):
+        return named["host"]
     words = set(
         re.split(r"[^\w-]+|(?<=[a-z])[-_](?=[a-z])|\b(?:dmesg|kern|messages|journal|syslog)[-_]", event.line.artifact.name)
     )
@@ -85,11 +88,12 @@ def _follower(case: Case, event: Event) -> int | None:
 
 
 def device_rank(case: Case, host: str | None) -> int | None:
-    """The rank that first said that its own GPU failed, for an event that names a GPU which is nobody's as far as known."""
+    """The one rank that said that its own GPU failed, or said so first, for an event that names a GPU which is nobody's as far as known."""
     said = [event for event in case.of(*DEVICE_ERRORS) if SECOND_HAND not in event.line.text]
     ranks = [rank_of(event, case) for event in in_order(said)]
-    known = [rank for rank in ranks if rank is not None and _fits(case, rank, host)]
-    return known[0] if known else None
+    known = list(dict.fromkeys(rank for rank in ranks if rank is not None and _fits(case, rank, host)))
+    timed = all(event.t_ns is not None for event in said)
+    return known[0] if len(known) == 1 or (known and timed) else None
 
 
 def _fits(case: Case, rank: int, host: str | None) -> bool:
@@ -135,8 +139,8 @@ def absent(case: Case) -> tuple[int, ...]:
     """The ranks that never came to the store, where their number is told and the ranks before them were seen to come."""
     counted = case.of("store-clients-missing")
     told = next((event.fields for event in counted if "arrived" in event.fields), None)
-    if told is None:
-        return ()
+    if told is None or case.who.several:
+        return ()  # the clients of a launcher's store are nodes
     missing = range(int(told["arrived"]), min(int(told["expected"]), 1 << 20))
     return tuple(missing) if not case.who.seen & set(missing) else ()
 
@@ -146,6 +150,9 @@ def ranks_on(host: str, case: Case) -> tuple[int, ...]:
     if ranks := case.who.on(host):
         return ranks
     seats = {line.host: line.rank for line in reversed(case.lines) if line.host and line.rank is not None}
+    at_home = [seats[pod] for pod, others in case.who.pods.items() if host in others and pod in seats]
+    if at_home:
+        return tuple(sorted(at_home))
     if (own := seats.get(host)) is not None:
         return (own,)
     mine = _NUMBERED.match(host)
@@ -173,9 +180,10 @@ def _of_hosts(events: Sequence[Event], case: Case, scope: str) -> tuple[First, t
     ranks = tuple(dict.fromkeys(rank for host in hosts for rank in ranks_on(host, case)))
     if scope == "rank":
         return _one(ranks if len(ranks) == 1 else ())
-    everywhere = {seat.host for seat in case.who.seats if seat.host}
+    everywhere = {seat.host for seat in case.who.seats if seat.host} | set(case.who.pods)
+    everywhere |= {line.host for line in case.lines if line.host and line.rank is not None}
     if ranks and world(case) and world(case) <= set(ranks):
         return "all", ()
-    if not ranks and len(everywhere) <= 1:
+    if not ranks and len(everywhere) <= 1 and not case.who.several:
         return "all", ()
     return _one(sorted(ranks))

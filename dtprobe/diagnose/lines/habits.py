@@ -46,7 +46,7 @@ def learned(sample: Sequence[str]) -> Habits:
     lines = [_peeled(one) for one in sample if one.strip()]
     for pattern, share in _NUMBERS.values():
         found = [match for one in lines if (match := pattern.match(one))]
-        if len(found) >= ENOUGH and len(found) >= share * len(lines) and not _counted_up([int(one["label"]) for one in found]):
+        if len(found) >= ENOUGH and len(found) >= share * len(lines) and not _listing(found):
             return Habits(pattern, "node" if _contradicted(found) else "rank")
     if (column := columns.column(lines)) is not None:
         pattern, means = column
@@ -69,9 +69,11 @@ def _peeled(line: str) -> str:
     return line[stamp.end :] if stamp else line
 
 
-def _counted_up(numbers: Sequence[int]) -> bool:
-    """Line numbers of a listing: each is above the one before."""
-    return len(numbers) > 2 and all(later > earlier for earlier, later in pairwise(numbers))
+def _listing(found: Sequence[re.Match[str]]) -> bool:
+    """Line numbers of a listing: each is above the one before, and what follows differs."""
+    numbers = [int(one["label"]) for one in found]
+    counted = len(numbers) > 2 and all(later > earlier for earlier, later in pairwise(numbers))
+    return counted and len({one.string[one.end() :] for one in found}) > len(found) // 2
 
 
 def _contradicted(found: Sequence[re.Match[str]]) -> bool:

@@ -26,7 +26,7 @@ def analyse(case: Case) -> Iterator[Finding]:
     ranks = sorted({rank for one in alike if (rank := _rank(case, one)) is not None})
     everybody = len(ranks) > 1 and len(ranks) > MANY * max(_size(case), 1)
     unnamed_many = not ranks and len(alike) > 1
-    named: First = "all" if everybody or unnamed_many else (ranks[0] if ranks else None)
+    named: First = "all" if everybody or unnamed_many else _foremost(case, alike, ranks)
     effects = [one for one in found if one.effect][:2]
     at = first.where
     ended = first.type.rpartition(".")[2] in ("StopIteration", "StopAsyncIteration") and not everybody
@@ -36,7 +36,7 @@ def analyse(case: Case) -> Iterator[Finding]:
         likelihood=0.62 if named == "all" else (0.85 if ranks else 0.7),
         because=_because(first, named, len(alike)) + (f" It came from {at}." if at else ""),
         first=named,
-        suspects=() if named == "all" else tuple(ranks[:1]),
+        suspects=() if named == "all" else tuple(ranks) if named is None else (named,),
         host=first.line.host,
         at_ns=first.line.t_ns,
         evidence=_quotes(first, effects),
@@ -44,10 +44,23 @@ def analyse(case: Case) -> Iterator[Finding]:
     )
 
 
+def _foremost(case: Case, alike: Sequence[Raised], ranks: Sequence[int]) -> int | None:
+    """The one rank that raised it, or that did so first; None where the times do not tell the ranks apart."""
+    if len(ranks) < 2:
+        return ranks[0] if ranks else None
+    timed = sorted(
+        (one.line.t_ns, rank) for one in alike if one.line.t_ns is not None and (rank := _rank(case, one)) is not None
+    )
+    apart = len({rank for _, rank in timed}) == len(ranks) and timed[0][0] < next(
+        at for at, rank in timed if rank != timed[0][1]
+    )
+    return timed[0][1] if apart else None
+
+
 def _because(first: Raised, named: First, many: int) -> str:
     if named == "all":
         return f"{many} ranks raised the same {first.short}."
-    who = "One rank" if named is None else f"Rank {named}"
+    who = f"Rank {named}" if named is not None else "One rank" if many == 1 else f"{many} ranks"
     return f"{who} raised {first.short} before anything else failed."
 
 

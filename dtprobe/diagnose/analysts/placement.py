@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from dtprobe.diagnose.case import Case, Event, Finding, First, Quote, quote
+from dtprobe.diagnose.case import Case, Event, Finding, First, Line, Quote, quote
 from dtprobe.diagnose.facts.about import rank_of, world
 from dtprobe.diagnose.signatures import signatures
 
@@ -86,20 +87,56 @@ def _one_device(case: Case) -> Iterator[Finding]:
     )
 
 
+_ALONE = re.compile(r"(?i)\b(?:world[_ ]?size|num_processes|nranks)\b[\"']?\s*[:=]?\s*1\b(?![\d.])")
+_TOLD = re.compile(
+    r"\b(?:SLURM_N(?:TASKS|PROCS)|SLURM_STEP_NUM_TASKS|OMPI_COMM_WORLD_SIZE|PMI_SIZE|PMIX_SIZE|MV2_COMM_WORLD_SIZE)=(?P<env>\d+)|"
+    r"--ntasks[= ](?P<tasks>\d+)|\bsrun\b.*\s-n ?(?P<srun>\d+)|\bmpi(?:run|exec)\b.*\s-(?:np|n) ?(?P<mpi>\d+)|"
+    r"(?i:\bexpected\b.{0,24}\bworld[_ ]size\W{1,3}(?P<expected>\d+))|(?i:\bworld[_ ]size\b.{0,24}\bexpected\W{1,3}(?P<wanted>\d+))"
+)
+_TASK = re.compile(r"\b(?:SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK|MASTER_PORT)=(?P<task>\d+)")
+
+
 def _worlds_of_one(case: Case) -> Iterator[Finding]:
-    """Several processes that each believe to be rank 0 of a world of one."""
-    alone = case.of("nested-world")
-    places = {(event.line.artifact.name, event.host, event.line.pid, event.line.rank) for event in alone}
-    if len(alone) > 1 and len({event.line.number for event in alone} | places) > 1:
-        yield Finding(
-            mode="nested-launcher",
-            analyst="placement",
-            likelihood=0.85,
-            because=f"{len(alone)} processes each say that they are rank 0 of a world of one: a launcher was started inside another.",
-            first="all",
-            evidence=_quotes(alone[:4], "cause"),
-            not_proven="which of the two launchers was meant to make the world",
-        )
+    """Several processes that each believe to be alone in their world."""
+    alone: dict[tuple[object, ...], Line] = {}
+    told: list[tuple[int, Line]] = []
+    for line in case.lines:
+        if (
+            "ize" not in line.text
+            and "IZE" not in line.text
+            and "run" not in line.text
+            and "TASKS" not in line.text
+            and "tasks" not in line.text
+        ):
+            continue
+        if found := _TOLD.search(line.text):
+            told.append((max(int(one) for one in found.groups() if one), line))
+        if _ALONE.search(line.text) and (not (wanted := _TOLD.search(line.text)) or wanted["expected"] is None):
+            task = _TASK.search(line.text)
+            process = (line.artifact.name, line.host, line.pid, line.rank)
+            alone.setdefault(("task", task["task"]) if task and process[1:] == (None, None, None) else process, line)
+    if not any(size > 1 for size, _line in told):
+        # nothing tells that more were started together: each must say that it is the first of its own
+        said = case.of("nested-world")
+        alone = {
+            (event.line.artifact.name, event.host, event.line.pid, event.line.rank, event.line.number): event.line
+            for event in said
+        }
+    if len(alone) < 2:
+        return
+    lines = list(alone.values())
+    yield Finding(
+        mode="nested-launcher",
+        analyst="placement",
+        likelihood=0.85,
+        because=f"{len(lines)} processes each say that their world is of size one: a launcher was started inside another.",
+        first="all",
+        evidence=(
+            *(quote(line, "cause") for line in lines[:4]),
+            *(quote(line, "confirm") for size, line in told[:1] if size > 1),
+        ),
+        not_proven="which of the two launchers was meant to make the world",
+    )
 
 
 def _versions(case: Case) -> Iterator[Finding]:

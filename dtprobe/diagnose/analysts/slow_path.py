@@ -1,0 +1,97 @@
+"""A collective that works over a slower path than the machine has: what NCCL took, what stands there unused, and what it reached."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from dtprobe.diagnose.case import Case, Finding, Line, quote
+from dtprobe.diagnose.facts.raised import raised
+from dtprobe.diagnose.facts.timeouts import waits
+
+ANALYST = "slow path"
+SLOW, ONLY = 0.84, 0.4
+PART = 0.3
+"""Less than this part of the port's rate is slow."""
+USUAL_GBPS = 5.0
+_SOCKET = re.compile(
+    r"NCCL INFO .*(?:Using network Socket\b|via NET/Socket/)|NCCL INFO NET/IB : No device found|NCCL INFO .*\bvia (?:SHM|PIX/SHM)/direct"
+)
+_SHARED = re.compile(r"NCCL INFO .*\bvia SHM/")
+_FABRIC = re.compile(
+    r"^\s*State:\s*Active\s*$|\bstate ACTIVE physical_state LINK_?UP\b|Link layer:\s*InfiniBand|\blink_layer:\s*InfiniBand|\bPORT_ACTIVE\b|Infiniband controller: "
+)
+_NVLINK = re.compile(r"\bLink \d+: \d+(?:\.\d+)? GB/s|^GPU\d+\s.*\bNV\d+\b")
+_DOWNGRADED = re.compile(r"LnkSta:\s.*\(downgraded\)")
+_RATE = re.compile(r"^\s*Rate:\s*(?P<rate>\d+)\s*$|\brate:\s*(?P<other>\d+) Gb/sec")
+_REACHED = re.compile(
+    r"(?i)\b(?:bus|alg)[ _-]?(?:bw|bandwidth)\b\s*[:=]?\s*(?P<value>\d+(?:\.\d+)?)\s*(?:GB/s)?|^\s*\d{6,}\s+\d+\s+\w+\s+\w+\s+-?\d+\s+[\d.]+\s+[\d.]+\s+(?P<busbw>[\d.]+)\s"
+)
+_COMPARED = re.compile(
+    r"(?i)\b(?:slower than|expected|should be|instead of|used to be|before it was|single[- ]node|one node|baseline)\b[^\n]{0,40}\d"
+)
+
+
+def analyse(case: Case) -> Iterator[Finding]:
+    """A finding where sockets or shared memory are used beside a fabric or NVLink, surer where a measured rate is low."""
+    if waits(case).timeouts or raised(case):
+        return
+    taken: list[Line] = []
+    present: list[Line] = []
+    shared: list[Line] = []
+    links: list[Line] = []
+    downgraded: list[Line] = []
+    reached: list[tuple[float, Line]] = []
+    compared: list[Line] = []
+    rates: list[float] = []
+    for line in case.lines:
+        text = line.text
+        if "NCCL INFO" in line.raw:
+            if _SOCKET.search(line.raw):
+                taken.append(line)
+            elif _SHARED.search(line.raw):
+                shared.append(line)
+        elif _FABRIC.search(text):
+            present.append(line)
+        elif found := _RATE.search(text):
+            rates.append(float(found["rate"] or found["other"]))
+        elif found := _REACHED.search(text):
+            reached.append((float(found["value"] or found["busbw"]), line))
+            if _COMPARED.search(text):
+                compared.append(line)
+        elif _NVLINK.search(text):
+            links.append(line)
+        elif _DOWNGRADED.search(text):
+            downgraded.append(line)
+        elif _COMPARED.search(text):
+            compared.append(line)
+    least = PART * max(rates) / 8 if rates else USUAL_GBPS
+    low = [line for value, line in reached if 0 < value < least]
+    if taken and present:
+        yield _finding("NCCL takes sockets", taken, present, low, compared)
+    elif shared and links:
+        yield _finding("NCCL takes shared memory", shared, links, low, compared)
+    elif downgraded and (low or compared):
+        yield _finding("A PCIe link runs below its width or speed", downgraded, [], low, compared)
+
+
+def _finding(
+    what: str, taken: Sequence[Line], present: Sequence[Line], low: Sequence[Line], compared: Sequence[Line]
+) -> Finding:
+    slow = [*low, *compared]
+    sockets = [line for line in taken if "Using network" in line.raw] or list(taken)
+    return Finding(
+        mode="slow-collective-path",
+        analyst=ANALYST,
+        likelihood=SLOW if slow else ONLY,
+        because=what
+        + (", though a faster link is there" if present else "")
+        + (", and what it reaches is far below it." if slow else "."),
+        first="all",
+        evidence=(
+            *(quote(line, "cause") for line in sockets[:2]),
+            *(quote(line, "cause") for line in present[:2]),
+            *(quote(line, "confirm") for line in slow[:2]),
+        ),
+        not_proven="why the faster link was not taken" if slow else "that anything is slow",
+    )

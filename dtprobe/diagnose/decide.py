@@ -32,7 +32,7 @@ def decide(case: Case, findings: Sequence[Finding], failed: Sequence[Problem] = 
     healthy = next((one for one in ranked if one.mode == HEALTHY), None)
     best = failures[0] if failures and failures[0].likelihood >= DECIDED else None
     doubt = failures[0].likelihood if failures else 0.0
-    if best is None and healthy is not None and healthy.likelihood - doubt >= DECIDED:
+    if best is None and healthy is not None and healthy.likelihood * (1 - doubt) >= DECIDED:
         best = healthy
     missing = tuple(case.missing) + tuple(f"{one.source}: {one.text}" for one in (*case.problems, *failed))
     if best is None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from dtprobe.diagnose.case import Case, Finding, quote
 from dtprobe.diagnose.facts.agents import Account, account
 from dtprobe.diagnose.facts.hang import world
+from dtprobe.diagnose.facts.outcome import WELL
 from dtprobe.diagnose.facts.raised import raised
 from dtprobe.diagnose.facts.timeouts import waits
 
 ANALYST = "absent"
+POD = 0.66
+ENDED_BADLY = frozenset({"Error", "Failed"})
+_POD = re.compile(r"(?P<stem>.*?)(?P<number>\d+)$")
 LEFT, IN_PARTS, RAN = 0.8, 0.55, 0.64
 
 
@@ -19,10 +24,50 @@ def analyse(case: Case) -> Iterator[Finding]:
 
     The agent signals every worker that still runs, and lists every one that failed, also by that signal: who is in neither had ended.
     """
+    yield from _completed(case)
     told = account(case)
     if told is not None:
         yield from _ended(case, told)
         yield from _ran(case, told)
+
+
+def _completed(case: Case) -> Iterator[Finding]:
+    """One pod completed while the others failed, having lost a peer or waited for one."""
+    rows = {event.fields["pod"]: event for event in case.of("pod-row")}
+    done = [event for event in rows.values() if event.fields["state"] in WELL]
+    hurt = [one for one in raised(case) if one.effect and not one.launcher]
+    if (
+        len(done) != 1
+        or len(rows) < 2
+        or not hurt
+        or any(not (one.effect or one.launcher or one.ignored) for one in raised(case))
+    ):
+        return
+    if not all(event.fields["state"] in ENDED_BADLY for event in rows.values() if event is not done[0]):
+        return
+    pod, address = done[0].fields["pod"], done[0].fields.get("address")
+    ranks = case.who.on(pod) or _numbered(pod, list(rows))
+    named = address is not None and any(address in one.text for one in hurt)
+    yield Finding(
+        mode="peer-exited-early",
+        analyst="pods",
+        likelihood=LEFT if named else POD,
+        because=f"Pod {pod} completed while all others failed{' and name its address as the peer that closed' if named else ''}.",
+        first=ranks[0] if len(ranks) == 1 else None,
+        suspects=ranks,
+        host=pod,
+        evidence=(quote(done[0].line, "cause"), *(quote(one.line, "effect") for one in hurt[:2])),
+        not_proven="why it ended before its peers",
+    )
+
+
+def _numbered(pod: str, pods: Sequence[str]) -> tuple[int, ...]:
+    """The number of a pod where the job's pods differ only in it and count from 0: launchers give it as the rank of a pod of one process."""
+    found = [_POD.match(one) for one in pods]
+    stems = {one["stem"] for one in found if one}
+    numbers = sorted(int(one["number"]) for one in found if one)
+    mine = _POD.match(pod)
+    return (int(mine["number"]),) if mine and len(stems) == 1 and numbers == list(range(len(pods))) else ()
 
 
 def _ended(case: Case, told: Account) -> Iterator[Finding]:

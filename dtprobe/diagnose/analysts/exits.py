@@ -188,7 +188,7 @@ def _lost(case: Case) -> Iterator[Finding]:
         event.rank: event.line for event in case.events if event.rank is not None and _GONE.search(event.line.text)
     }
     silent = world(case) - {rank for rank in told if rank is not None}
-    silent = _at_address(case, [line.text for line in told.values()]) & silent or silent
+    silent = silent & _at_address(case, [line.text for line in told.values()]) or silent
     if len(silent) == 1 and len(told) > 1:
         rank = next(iter(silent))
         seat = case.who.of(rank)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dtprobe.diagnose.case import Case, Finding, Line, quote
 from dtprobe.diagnose.facts.ends import ends
@@ -37,7 +37,7 @@ def analyse(case: Case) -> Iterator[Finding]:
         yield from _codes(case)
         return
     signs = _signs(case, whole=ended.told)
-    if ended.by == "progress" and signs:
+    if signs and (ended.by == "progress" or (ended.by == "ranks" and _unresolved(ended.lines, signs))):
         return
     spared = (
         f", whatever {len(signs)} lines complain of on the way"
@@ -54,6 +54,12 @@ def analyse(case: Case) -> Iterator[Finding]:
         if ended.by == "progress"
         else "that results are right",
     )
+
+
+def _unresolved(ends: Sequence[Line], signs: Sequence[Line]) -> bool:
+    """Whether the program itself complained before its last word and did not train on: only who started it could tell that this was well."""
+    last = {line.artifact.name: line.number for line in ends}
+    return any(line.artifact.kind in SPOKEN and line.number <= last.get(line.artifact.name, 0) for line in signs)
 
 
 def _codes(case: Case) -> Iterator[Finding]:

@@ -30,13 +30,16 @@ _FOREIGN = re.compile(
     r"traceback)\s+: |^(?:Failures|Root Cause)|^\[\d+\]:$|FAILED$|^Killing subprocess|^srun: |^slurmstepd|^\s*$|ProcessGroup\w+\.cpp|"
     r"^CUDA kernel errors|^Compile with|^For debugging consider|^Last error:|^nccl\w+Error: |NVRM:|\[c10d\]"
 )
-_RANK_WORD = re.compile(r"(?i)(?:(?<!\w)(?<!node-)(?<!local-)(?<!machine-)(?<!group-)(?<!local )(?<!node )(?<!group )(?:global[_ ]?)?rank[ _=:#]*|\[r|\bworker[ _=:#]*)(?P<rank>\d{1,5})\b")
+_RANK_WORD = re.compile(
+    r"(?i)(?:(?<!\w)(?<!node-)(?<!local-)(?<!machine-)(?<!group-)(?<!local )(?<!node )(?<!group )(?:global[_ ]?)?rank[ _=:#]*|\[r|\bworker[ _=:#]*)(?P<rank>\d{1,5})\b"
+)
 _FIRST_NUMBER = re.compile(r"^\[?(?P<rank>\d{1,4})\]?(?::|\s)\s*(?=\D)")
 _TWO_WORDS = re.compile(r"^\s*[A-Za-z]+ (?P<rank>\d{1,4})\s*$")
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?|\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
 _STEP = re.compile(r"(?i)\b(?:global[_ ]?)?(?:step|iter(?:ation)?|it|update)s?\b[\s:=#'\"\[(]*(?P<step>\d+)")
+_COUNTED = re.compile(r"(?i)\b(?:epoch|batch|round)s?\b[\s:=#'\"\[(]*(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +170,8 @@ def words(case: Case) -> Words:
     for line in own:
         if found := _STEP.search(line.text):
             steps[line.artifact.name].append((line.number, int(found["step"])))
+        elif counted := _COUNTED.findall(line.text):
+            steps[line.artifact.name].append((line.number, sum(map(int, counted))))
         rank = processes.get((line.host, line.pid)) if line.pid is not None else None
         rank = _speaker(line, leading) if rank is None else rank
         if rank is None:

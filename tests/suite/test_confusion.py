@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dtprobe.catalog import load
+from dtprobe.diagnose.diagnosis import Diagnosis
 from dtprobe.suite import confusion
+from dtprobe.suite.confusion import Outcome, Row
+from dtprobe.suite.traces import traces
 
 BASE_NS = 1_790_000_000_000_000_000
 
@@ -81,10 +87,88 @@ def test_the_page_counts_what_is_right_and_says_what_is_taken_for_what(
     page = tmp_path / "page.md"
     assert confusion.main([str(tmp_path / "runs"), "--out", str(page)]) == 1
     text = page.read_text()
-    assert "**1 diagnosed as their own mode, 0 undetermined, 1 taken for another mode.**" in text
-    assert "| `right` | `python-exception-one-rank` | right | 1 |" in text
+    assert "**1 as the artifacts allow, 0 undetermined, 1 taken for another mode.**" in text
+    assert "| `right` | `python-exception-one-rank` | - | its mode |  | right | 1 |" in text
     assert "| `slow-collective-path` | `python-exception-one-rank` | 1 |" in text
-    assert "- wrong: python-exception-one-rank (slow-collective-path)" in capsys.readouterr().err
+    assert "- wrong: python-exception-one-rank (slow-collective-path): taken for another mode" in capsys.readouterr().err
+
+
+def test_a_run_whose_fault_arm_is_under_way_is_left_out(tmp_path: Path) -> None:
+    made = run(tmp_path, "one", "rank-killed")
+    record = json.loads((made / "run.json").read_text())
+    del record["arm_runs"]
+    (made / "run.json").write_text(json.dumps(record))
+    assert not list(confusion.arms([tmp_path]))
+
+
+def answer(mode: str) -> Diagnosis:
+    return Diagnosis(
+        failure_mode=mode,
+        group="",
+        locus="",
+        first_failing_rank=None,
+        host=None,
+        suspects=(),
+        confidence=0.5,
+        because="",
+        evidence=(),
+        missing=(),
+        fix="",
+        scenario=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "facts", "outcome"),
+    [
+        ("init-order", {}, Outcome.RIGHT),
+        ("rendezvous-timeout", {"looks_like": ("rendezvous-timeout",)}, Outcome.ALIKE),
+        ("rendezvous-timeout", {}, Outcome.WRONG),
+        ("undetermined", {"silent": True}, Outcome.SILENT),
+        ("healthy", {"silent": True, "verdict": "reproduced"}, Outcome.WRONG),
+        ("undetermined", {}, Outcome.UNDETERMINED),
+        ("healthy", {"verdict": "refuted", "failed": False}, Outcome.NOTHING),
+        ("healthy", {"verdict": "refuted", "failed": True}, Outcome.WRONG),
+        ("healthy", {"verdict": "reproduced", "failed": False}, Outcome.WRONG),
+        ("sigabrt", {"verdict": "refuted", "failed": False}, Outcome.WRONG),
+    ],
+)
+def test_how_a_diagnosis_stands_to_its_arm(said: str, facts: dict[str, Any], outcome: Outcome) -> None:
+    row = Row(name="x", truth="init-order", diagnosis=answer(said), **facts)
+    assert row.outcome is outcome
+    assert row.right is (outcome in confusion.GOOD)
+
+
+def arm(folder: Path, *, value: float, error: str = "", line: str = "", op: str = "all_reduce") -> Path:
+    own = folder / "rank0"
+    own.mkdir(parents=True)
+    moment = {"t_ns": BASE_NS + int(value), "kind": "attempt", "rank": 0, "what": "step", "error": error, "value": value}
+    (own / "events.jsonl").write_text(json.dumps(moment) + "\n")
+    (own / "stderr.log").write_text(f"loss {value}\n{line}\n")
+    entry = {
+        "collective_seq_id": 1,
+        "profiling_name": f"gloo:{op}",
+        "process_group": ["0", "default_pg"],
+        "input_sizes": [[4]],
+        "input_dtypes": ["Float"],
+        "time_created_ns": BASE_NS + int(value),
+        "is_p2p": False,
+        "retired": True,
+        "state": "scheduled",
+    }
+    (own / "fr-0.json").write_text(json.dumps({"version": "2.10", "entries": [entry]}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"), [({}, True), ({"error": "ValueError"}, False), ({"line": "oh"}, False), ({"op": "broadcast"}, False)]
+)
+def test_arms_that_differ_in_values_alone_leave_the_same(tmp_path: Path, changed: dict[str, Any], same: bool) -> None:
+    ranks = [{"rank": 0, "exit_code": 0, "signal": None}]
+    control = traces(arm(tmp_path / "control", value=3.0), ranks)
+    fault = traces(arm(tmp_path / "fault", value=201.0, **changed), ranks)
+    assert (fault <= control) is same
+    assert not traces(tmp_path / "control", [{"rank": 0, "exit_code": 1, "signal": None}]) <= control
 
 
 def test_folders_without_a_run_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,13 +176,65 @@ def test_folders_without_a_run_are_said(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no run with a fault arm" in capsys.readouterr().err
 
 
-ITSELF = ("rank-killed", "rank-stopped", "python-exception-one-rank", "gil-held")
+SILENT = frozenset(
+    {
+        "correctness-check",
+        "noncontiguous-collective",
+        "pipeline-timeout:swapped",
+    }
+)
+"""Nothing but values tells these arms from healthy ones: `undetermined` is right."""
+ALIKE = frozenset({"dropped-isend", "gradient-loss:sharded", "init-order:late-store", "init-order:world-size-too-large"})
+"""Another mode leaves the same evidence."""
+NOTHING = frozenset({"misaligned-fp16", "staged-all-gather"})
+"""The claim is refuted and nothing fails."""
+OPEN: frozenset[str] = frozenset()
+"""Arms that the diagnosis does not decide, though they leave more than values: to be taken from this list, not added to."""
+WRONG: frozenset[str] = frozenset()
+"""Arms that are taken for another mode: likewise."""
+APART = SILENT | ALIKE | NOTHING | OPEN | WRONG
+PAGE = Path(__file__).parents[2] / "docs" / "confusion.md"
+
+
+def expected(name: str) -> Outcome:
+    """Every arm that is named in none of the sets must be right."""
+    sets = {
+        Outcome.SILENT: SILENT,
+        Outcome.ALIKE: ALIKE,
+        Outcome.NOTHING: NOTHING,
+        Outcome.UNDETERMINED: OPEN,
+        Outcome.WRONG: WRONG,
+    }
+    return next((outcome for outcome, names in sets.items() if name in names), Outcome.RIGHT)
+
+
+def page_rows() -> dict[str, str]:
+    rows = (line.split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `"))
+    return {cells[0].strip("| `"): cells[5] for cells in rows if len(cells) == 8}
+
+
+def test_the_page_shows_each_arm_with_the_outcome_that_is_expected_of_it() -> None:
+    shown = page_rows()
+    assert shown == {name: str(expected(name)) for name in shown}
+    assert set(shown) >= APART
+
+
+def test_the_page_holds_no_path_of_the_machine_that_made_it() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert not re.search(r"/(?:tmp|root|home|work)/", text)
+
+
+DECIDED = sorted({one.id for one in load().scenarios} - SILENT - NOTHING - OPEN - WRONG)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ITSELF)
+@pytest.mark.parametrize("name", DECIDED)
 def test_a_fault_arm_is_diagnosed_as_its_own_mode(tmp_path: Path, name: str) -> None:
+    """Or as one that leaves the same evidence, where its author says so."""
     command = [sys.executable, "-m", "dtprobe", "run", name, "--arm", "fault", "--repeats", "1", "--out", str(tmp_path)]
-    subprocess.run(command, check=False, capture_output=True, timeout=180)
-    (row,) = confusion.rows([tmp_path])
-    assert (row.diagnosis.failure_mode, row.diagnosis.first_failing_rank) == (name, 1)
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=400)
+    rows = list(confusion.rows([tmp_path]))
+    if not rows:
+        pytest.skip(f"its fault arm does not run here: {ended.stderr.strip().splitlines()[-1:]}")
+    (row,) = rows
+    assert row.outcome in (Outcome.RIGHT, Outcome.ALIKE), f"{row.diagnosis.failure_mode}: {row.diagnosis.because}"

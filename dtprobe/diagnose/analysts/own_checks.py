@@ -15,11 +15,12 @@ from dtprobe.diagnose.seen.observed import Observation, Try
 from dtprobe.readers.artifact import as_float, as_int, as_text
 
 ANALYST = "own checks"
-OWN_INPUT, APART, WINNERS, UNSEEN, JOBS, LOCKED, UNPAIRED = 0.7, 0.7, 0.75, 0.65, 0.75, 0.6, 0.6
+OWN_INPUT, APART, WINNERS, UNSEEN, JOBS, LOCKED, UNPAIRED, STALE = 0.7, 0.7, 0.75, 0.65, 0.75, 0.6, 0.6, 0.9
 LEAST_S = 1.0
 LOOKS = 4
 """So many looks in a row show a lock that one process keeps and another waits for."""
 _PARAMETER = re.compile(r"\b[\w.]+\.(?:weight|bias|gamma|beta)\b")
+_MESH = re.compile(r"connectFullMesh failed|Connect timeout \[|pair\.cc:\d+\] Read error")
 _RECEIVING = re.compile(r"ms for recv operation to complete")
 
 
@@ -32,6 +33,7 @@ def analyse(case: Case) -> Iterator[Finding]:
     yield from _unseen(found.observations)
     yield from _jobs(found.observations)
     yield from _locked(found.observations)
+    yield from _stale(found.observations)
     for _what, repeated in rounds(found.tries):
         yield from _unpaired(case, repeated[0])
         break
@@ -153,6 +155,23 @@ def _locked(observed: Sequence[Observation]) -> Iterator[Finding]:
             at_ns=held[0].t_ns,
             evidence=(quote(held[0].line, "cause"), quote(waiting[0].line, "effect")),
             not_proven="that it reads a half-written record again and again: strace shows reads that return 0",
+        )
+
+
+def _stale(observed: Sequence[Observation]) -> Iterator[Finding]:
+    """Starts of one kind on the same machine: some came together, others met addresses at which nobody or somebody else answered."""
+    starts = [one for one in observed if one.kind == "start" and "error" in one.fields]
+    failed = [one for one in starts if _MESH.search(as_text(one.fields.get("error")) or "")]
+    joined = [one for one in starts if not one.fields.get("error")]
+    if failed and joined:
+        yield _finding(
+            "filestore-stale-file",
+            STALE,
+            f"{len(joined)} of {len(starts)} ranks' starts came together and {len(failed)} met addresses at which no peer of theirs answered, on one "
+            "machine: neither network nor names are to blame, the store told of other processes",
+            failed,
+            everyone=True,
+            not_proven="that the store is a file: one of an earlier attempt that is not a file does the same",
         )
 
 

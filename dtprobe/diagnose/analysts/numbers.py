@@ -89,8 +89,8 @@ def _apart(table: Table) -> tuple[str, Mapping[int, Said]] | None:
             differing[key].append(said)
     for key, places in differing.items():
         first = places[0]
-        values = Counter(one.value for one in first.values()).most_common()
-        majority = len(first) > 2 and values[0][1] > len(first) / 2
+        held = Counter(one.value for one in first.values()).most_common()
+        majority = len(first) > 2 and held[0][1] > len(first) / 2
         if agreeing[key] or majority:
             return key, first
     return None

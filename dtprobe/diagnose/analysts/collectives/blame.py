@@ -72,7 +72,7 @@ def _short(graph: Graph, call: Call, ranks: tuple[int, ...]) -> Blamed:
     who = f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}"
     return Blamed(
         mode="collective-skipped",
-        first=ranks[0],
+        first=ranks[0] if len(ranks) == 1 else None,
         suspects=ranks,
         likelihood=0.6,
         because=f"{who} never called {_named(recording, call)}, as the others did; no call before it has started anywhere",
@@ -92,15 +92,17 @@ def _idle(graph: Graph, idle: dict[int, list[tuple[Meet, Reason]]]) -> Blamed:
     ranks = sorted(
         idle, key=lambda rank: (min(_made(graph, meet) for meet, _ in idle[rank]), recording.ranks[rank].last_ns, rank)
     )
-    first = ranks[0]
-    meet, _ = min(idle[first], key=lambda one: _made(graph, one[0]))
+    chief = ranks[0]
+    meet, _ = min(idle[chief], key=lambda one: _made(graph, one[0]))
+    # of several that miss from one call none is the first
+    equal = [rank for rank in ranks if min(_made(graph, each) for each, _ in idle[rank]) == _made(graph, meet)]
     effects = _waiters(graph, meet)
     p2p = all(one.lane is not None for rank in ranks for one, _ in idle[rank])
     who = f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}"
     return Blamed(
         mode="rank-stopped" if p2p else "collective-skipped",
-        first=first,
-        suspects=(first, *sorted(ranks[1:])),
+        first=chief if len(equal) == 1 else None,
+        suspects=(chief, *sorted(ranks[1:])),
         likelihood=0.65,
         because=f"{who} never entered {_named(recording, effects[0])}, in which others wait, and waits in no call itself",
         causes=tuple((call, "last call: ") for rank in ranks[:3] for call in _last_calls(recording, rank)),
@@ -120,7 +122,7 @@ def _gone(graph: Graph, blind: Sequence[Meet]) -> Iterator[Blamed]:
     effects = _waiters(graph, first)
     yield Blamed(
         mode="rank-lost",
-        first=lost[0],
+        first=lost[0] if len(lost) == 1 else None,
         suspects=tuple(lost),
         likelihood=(0.7 if few else 0.55) if len(lost) * 2 <= recording.world_size else 0.3,
         because=f"all ranks that left a dump have entered {_named(recording, effects[0])}; rank{'s' * (len(lost) > 1)} "

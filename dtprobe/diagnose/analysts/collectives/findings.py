@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from dtprobe.diagnose.analysts.collectives import blame
@@ -23,8 +24,16 @@ MOST_EDGES = 200
 
 
 def findings(recording: Recording) -> Iterator[Finding]:
-    """All that the dumps support, each with how likely it is by itself."""
+    """All that the dumps support, each with how likely it is by itself. Where it lists fewer waits than there are, it says so."""
     graph = Graph(recording)
+    total = sum(len(graph.held[meet].awaits) for rank in graph.waiting for meet in graph.blockers[rank])
+    for one in _findings(recording, graph):
+        cut = 0 < len(one.waits) < total
+        told = f"{one.not_proven} {len(one.waits)} of {total} waits are listed.".strip()
+        yield replace(one, not_proven=told) if cut else one
+
+
+def _findings(recording: Recording, graph: Graph) -> Iterator[Finding]:
     edges = tuple(islice(_edges(recording, graph), MOST_EDGES))
     found = list(departures(recording))
     hung = graph.waiting and not (graph.age_s is not None and graph.age_s < IN_FLIGHT_S)

@@ -127,13 +127,12 @@ class Graph:
         if not self._known(peer) or self.recording.ranks[peer].cut:
             held.unknown.append(peer)
             return
-        mine = [call for call in self.open[rank] if call.lane == lane]
-        theirs = [call for call in self.open[peer] if call.lane == lane]
-        place = mine.index(held.calls[rank])
-        if place >= len(theirs):
+        call = self._partner(held.calls[rank], peer)
+        if call is None:
             held.awaits[peer] = "absent"
             return
-        call = theirs[place]
+        if self.recording.state(call) == DONE:
+            return  # the peer did its half: what keeps this one open is another part of its batch
         if call not in self.recording.blockers(peer, self.open[peer]):
             held.awaits[peer] = "behind"
         elif not self.meeting.same(self.recording.column(call).kind[call.place], self._kind(rank, held)):
@@ -152,9 +151,17 @@ class Graph:
         if ends is None:
             return None
         peer = ends[1] if ends[0] == meet.rank else ends[0]
-        mine = [call for call in self.open.get(meet.rank, ()) if call.lane == meet.lane]
-        theirs = [call for call in self.open.get(peer, ()) if call.lane == meet.lane]
-        place = mine.index(held.calls[meet.rank])
+        return self._partner(held.calls[meet.rank], peer)
+
+    def _partner(self, call: Call, peer: int) -> Call | None:
+        """The peer's half of a point-to-point call: of whole histories the one with the same count between the two, else that of their open calls."""
+        recording, lane = self.recording, call.lane
+        column = recording.ranks[peer].columns.get(lane) if peer in recording.ranks else None
+        if column is not None and not (recording.ranks[call.rank].wrapped or recording.ranks[peer].wrapped):
+            return Call(peer, lane, call.place) if call.place < len(column) else None
+        mine = [one for one in self.open.get(call.rank, ()) if one.lane == lane]
+        theirs = [one for one in self.open.get(peer, ()) if one.lane == lane]
+        place = mine.index(call)
         return theirs[place] if place < len(theirs) else None
 
     def cycles(self) -> list[list[int]]:

@@ -11,10 +11,12 @@ from typing import NamedTuple
 from dtprobe.diagnose.case import Line
 
 MOST_TASKS = 1 << 16
-_ENV = re.compile(r"(?<![A-Za-z_])RANK[\"']?\s*[=:]\s*[\"']?(?P<rank>\d{1,6})\b(?![-.\d])")
+_ENV = re.compile(
+    r"(?<![A-Za-z_])(?:GLOBAL_|OMPI_COMM_WORLD_|PMIX?_|FLUX_TASK_)?RANK[\"']?\s*[=:]\s*[\"']?(?P<rank>\d{1,6})\b(?![-.\d])"
+)
 _SAYS = re.compile(
     r"(?i)^\W{0,3}(?:(?:info|debug|init|start(?:ing|ed)?|hello(?: from)?|i am|this is|global|my|process|worker|ddp|on)[\s:,|-]+){0,3}"
-    r"(?:(?:global|world|my)[_ ])?rank(?:[ =:]+|_)(?P<rank>\d{1,6})\b"
+    r"(?:(?:global|world|my)[_ ])?(?:rank|process[_ ]index)(?:[ =:]+|_)(?P<rank>\d{1,6})\b"
 )
 _NODE_RANK = re.compile(r"(?i)(?:\b|_)(?:node[-_]?rank|machine[-_]rank|group[-_]rank)[\"']?[ =:]+[\"']?(?P<node>\d{1,5})\b")
 _PROCS = re.compile(

@@ -18,7 +18,7 @@ _WORKER = re.compile(r"(?i)(?P<stem>^|.*[-_./])worker[-_]?(?P<number>\d+)(?P<res
 
 
 def numbered(names: Iterable[str], size: int | None, shown: Mapping[str, Set[int]]) -> dict[str, int]:
-    """The rank of each name, where names differ in one number that counts from 0 without a gap and nothing contradicts.
+    """The rank of each name, where names differ in one number that counts from 0 almost without a gap and nothing contradicts.
 
     `size` is the world size where it is known: then a gap is a file that is missing. `shown` are ranks that lines of a name show;
     one that is not its number speaks against the whole family.
@@ -26,18 +26,25 @@ def numbered(names: Iterable[str], size: int | None, shown: Mapping[str, Set[int
     names = sorted(set(names))
     if found := _beside_master(names, size, shown):
         return found
-    families: dict[tuple[str, str], dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    families: dict[tuple[str, str], dict[str, dict[int, list[str]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
     for name in names:
         for match in _NUMBER.finditer(name):
             before = name[: match.start()]
             if len(match[0]) <= 6 and not _OTHERWISE.search(before):
-                families[before, _rest(name[match.end() :])][int(match[0])].append(name)
+                folder, slash, own = before.rpartition("/")
+                folder, after = _alike(folder), _alike(name[match.end() :])
+                families[own, after][folder + slash][int(match[0])].append(name)
     ranks: dict[str, int] = {}
     stem: str | None = None
-    for (before, _after), family in sorted(families.items(), key=lambda one: -len(one[1])):
-        told = {name: number for number, group in family.items() for name in group}
-        if stem in (None, before) and ranks_of(family, size) and all(shown.get(name, set()) <= {told[name]} for name in told):
-            stem, ranks = before, ranks | told
+    for (own, _after), folders in sorted(families.items(), key=lambda one: -sum(map(len, one[1].values()))):
+        told = {name: number for family in folders.values() for number, group in family.items() for name in group}
+        apart = sum(map(len, folders.values())) == len(set(told.values()))  # a number in two folders is of two hosts
+        if not apart or stem not in (None, own) or not ranks_of(told.values(), size):
+            continue
+        if all(shown.get(name, set()) <= {told[name]} for name in told):
+            stem, ranks = own, ranks | told
     return ranks
 
 
@@ -47,13 +54,14 @@ def ranks_of(numbers: Iterable[int], size: int | None) -> bool:
     if len(found) < FEWEST:
         return False
     if size is None:
-        return found == set(range(len(found)))
+        gaps = max(found) + 1 - len(found)
+        return 0 in found and gaps <= (len(found) // 3)
     return max(found) < size and 2 * len(found) > size
 
 
-def _rest(after: str) -> str:
-    """What follows the number, the two streams of a process taken for one."""
-    return re.sub(r"(?i)(?:std)?(?:out|err)(?:put|or)?", "@", after)
+def _alike(text: str) -> str:
+    """The two streams of a process taken for one, and pods with whatever Kubernetes adds to their names."""
+    return re.sub(r"-[a-z0-9]{5}(?=[./]|$)", "-~", re.sub(r"(?i)(?:std)?(?:out|err)(?:put|or)?", "@", text))
 
 
 def _beside_master(names: list[str], size: int | None, shown: Mapping[str, Set[int]]) -> dict[str, int]:

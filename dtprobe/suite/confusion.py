@@ -33,7 +33,7 @@ from dtprobe.scenario import VerdictKind
 from dtprobe.suite.traces import traces
 
 KEPT = re.compile(
-    r"(?:stdout|stderr)\.log|events\.jsonl|proc\.jsonl|stalled\.json|fr-\d+\.json|pyspy-\d+\.json|strace[\w.-]*|perf[\w.-]*\.txt|sockets\.txt|kernel\.txt|nccl[\w.-]*\.(?:ring|log)|ras[\w.-]*|network-\d+\.jsonl"
+    r"(?:stdout|stderr)\.log|events\.jsonl|proc\.jsonl|stalled\.json|fr-\d+\.json|pyspy-\d+\.json|strace[\w.-]*|perf[\w.-]*\.txt|sockets\.txt|kernel\.txt|nccl[\w.-]*\.(?:ring|log)|ras[\w.-]*|network-\d+\.jsonl|hw_counters[\w.-]*\.txt|ibstat\.txt|ib_write_bw[\w.-]*\.txt|iperf3[\w.-]*\.json"
 )
 """What a job could have left. Everything else in a run's folder is the harness's account of it."""
 _SCENARIO = re.compile(rb"[^\s\"'=(]*/scenarios/[\w.-]+/(?:\.\./[\w.-]+/)?")

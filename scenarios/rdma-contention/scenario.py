@@ -85,6 +85,7 @@ def _lost(variant: str, **changes: object) -> Scenario:
         source="measured here; InfiniBand Architecture Specification 1.4, volume 1, section 9.7.6 (transport timer)",
         needs=("linux", "lab"),
         tags=(),
+        looks_like=("rank-lost",),  # what happens here is no contention: nobody answers
         **changes,
     )
 

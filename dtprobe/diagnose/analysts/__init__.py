@@ -30,6 +30,7 @@ from dtprobe.diagnose.analysts import (
     placement,
     progress,
     ras,
+    rdma_counters,
     reports,
     restarts,
     slow_path,
@@ -78,6 +79,7 @@ ANALYSTS: tuple[Analyst, ...] = (
     limits.analyse,
     own_pace.analyse,
     own_checks.analyse,
+    rdma_counters.analyse,
 )
 """All of them; their order does not matter."""
 

@@ -121,7 +121,7 @@ def _lines(artifact: Artifact, numbered: Iterator[tuple[int, bytes]], near_ns: i
         if len(sample) >= _SAMPLE_LINES:
             break
     habits = learned([text for _, raw in sample for text in _parts(raw[:1024])])
-    calendar = stamps.Calendar(artifact.dated_ns or near_ns or artifact.near_ns)
+    calendar = stamps.Calendar(artifact.dated_ns or near_ns, artifact.near_ns)
     before, wrapped = _Before(), Unwrapper()
     for number, raw in _chained(sample, numbered):
         for piece in _pieces(raw):

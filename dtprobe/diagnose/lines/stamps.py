@@ -149,20 +149,25 @@ def _midnight(year: int, month: int, day: int) -> int | None:
         return None
 
 
-def nearest_year(t_ns: int, near_ns: int) -> int:
-    """A moment of the year 1972 moved into the year that brings it nearest to another moment."""
+def nearest_year(t_ns: int, near_ns: int, written_ns: int | None = None) -> int:
+    """A moment of the year 1972 moved into the year that brings it nearest to another moment.
+
+    Of years in which it would be more than a day after `written_ns`, when its file was last written, none counts.
+    """
     year = date.fromordinal(_EPOCH + near_ns // DAY_NS).year
     day = date.fromordinal(_EPOCH + t_ns // DAY_NS)
     found = [_midnight(one, day.month, day.day) for one in (year - 1, year, year + 1)]
     moments = [one + t_ns % DAY_NS for one in found if one is not None]
-    return min(moments, key=lambda one: abs(one - near_ns))
+    past = [one for one in moments if written_ns is None or one <= written_ns + DAY_NS]
+    return min(past or moments, key=lambda one: abs(one - near_ns))
 
 
 class Calendar:
     """Places the stamps of one artifact, in its lines' order: the year from the stamps around, a delta from the line before."""
 
-    def __init__(self, near_ns: int | None) -> None:
-        self._near = near_ns
+    def __init__(self, near_ns: int | None, written_ns: int | None = None) -> None:
+        self._near = near_ns if near_ns is not None else written_ns
+        self._written = written_ns
         self._last: int | None = None
 
     def place(self, stamp: Stamp) -> int | None:
@@ -176,7 +181,7 @@ class Calendar:
         if stamp.year is None:
             if self._near is None:
                 return None
-            t_ns = nearest_year(t_ns, self._near)
+            t_ns = nearest_year(t_ns, self._near, self._written)
         self._near = self._last = t_ns
         return t_ns
 

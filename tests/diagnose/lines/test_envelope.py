@@ -140,6 +140,11 @@ def test_a_december_stamp_before_a_january_date_is_of_the_year_before(tmp_path: 
     assert first.t_ns == _ns("2024-12-31T23:59:59")
 
 
+def test_a_stamp_without_a_year_is_not_after_its_file_was_written(tmp_path: Path) -> None:
+    (line,) = _lines(tmp_path / "a.log", "[Jan 2 10:47] x\n", near_ns=_ns("2025-11-30T00:00:00"))
+    assert line.t_ns == _ns("2025-01-02T10:47:00")
+
+
 def test_the_deltas_of_dmesg_count_from_the_stamp_before_and_seconds_since_a_boot_are_not_placed(tmp_path: Path) -> None:
     lines = _lines(
         tmp_path / "d",
@@ -231,3 +236,11 @@ def test_of_a_line_beyond_measure_its_head_its_tail_and_what_is_known_are_read(t
     text = " ".join(one.text for one in lines)
     assert {one.number for one in lines} == {1, 2}
     assert "start" in text and "Traceback" in text and " end" in text and len(text) < 100_000
+
+
+def test_a_rank_that_stands_behind_a_host_is_learned_too(tmp_path: Path) -> None:
+    rows = [(f"c{11 + rank // 2}", rank, at) for at in range(3) for rank in range(4)]
+    lines = _lines(
+        tmp_path / "a", "\n".join(f"[{host}] 2025-05-05 10:00:0{at} INFO rank={rank}: at {at}" for host, rank, at in rows)
+    )
+    assert [(one.host, one.rank, one.text) for one in lines] == [(host, rank, f"at {at}") for host, rank, at in rows]

@@ -47,7 +47,8 @@ def bound(
     ]
     env = {name: min(told.env[name]) for name in free if len(told.env.get(name, ())) == 1 and name not in told.sections}
     env = {name: rank for name, rank in env.items() if shown.get(name, set()) <= {rank} and (size is None or rank < size)}
-    if len(set(env.values())) < 2 and (len(artifacts) < 2 or len(env) != 1):
+    others = set().union(*(ranks for name, ranks in shown.items() if name not in env))
+    if len(set(env.values())) < 2 and not (len(env) == 1 and others and not shown.get(next(iter(env)))):
         env = {}
     says = {name: min(told.says[name]) for name in free if len(told.says.get(name, ())) == 1}
     says = {name: rank for name, rank in says.items() if shown.get(name, set()) <= {rank}}
@@ -55,6 +56,8 @@ def bound(
         says = {}
     if found := says | env:
         return found
+    if told.several and size is None:
+        return {}  # the files may be of nodes
     named = numbered(free, size, {name: shown.get(name, set()) for name in free})
     beyond = size is None and max(seen, default=0) > max(named.values(), default=0)
     return {} if beyond else named

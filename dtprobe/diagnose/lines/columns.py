@@ -47,7 +47,7 @@ class _Found:
 def column(lines: Sequence[str]) -> tuple[re.Pattern[str], Means] | None:
     """The pattern of the label that these lines begin with, and what its number is; None where they have none.
 
-    The pattern has the group `label`, and `host` where one stands before it.
+    The pattern has the group `label`, `host` where one stands before it, and `own` where the label is a name with a number.
     """
     kinds: dict[tuple[str, ...], list[_Found]] = defaultdict(list)
     patterns: dict[tuple[str, ...], re.Pattern[str]] = {}
@@ -76,29 +76,37 @@ def _read(line: str) -> Iterator[tuple[tuple[str, ...], re.Pattern[str], _Found]
     opened, closed = line[match.end("clock") : left], line[end : match.end()]
     key = (opened, "host" if host else "", word, sign, closed)
     inner = r"(?P<host>[A-Za-z][\w.-]{0,60}?)[:/]" if host else ""
+    number = rf"{re.escape(word + sign)}(?P<label>\d{{1,6}})"
+    number = rf"(?P<own>{number})" if word and not host and not sign else number
     pattern = re.compile(
-        rf"{_CLOCK}{re.escape(opened)}{inner}{re.escape(word + sign)}(?P<label>\d{{1,6}}){re.escape(closed.rstrip())}"
+        rf"{_CLOCK}{re.escape(opened)}{inner}{number}{re.escape(closed.rstrip())}"
         + (r"(?:[ \t]|$)" if closed[-1:].isspace() or not closed else "")
     )
     yield key, pattern, _Found(int(match["label"]), host, line[match.end() :])
 
 
 def _means(key: tuple[str, ...], found: Sequence[_Found], lines: int) -> Means | None:
-    opened, host, word, _sign, closed = key
+    opened, host, word, sign, closed = key
     values = {one.label for one in found}
-    if len(found) < ENOUGH or len(values) > MOST_VALUES or max(values) >= 4 * len(values) + 4096:
+    if len(found) < ENOUGH or len(values) > MOST_VALUES:
         return None
-    if _PROCESS.match(word) and len(found) >= WORDED_SHARE * lines:
+    share = len(found) / lines
+    if _PROCESS.match(word) and share >= WORDED_SHARE:
         return "rank"
-    if _LOCAL.match(word) and len(found) >= WORDED_SHARE * lines:
-        return "local"
-    if _NODE.match(word) and not host and len(found) >= SHARE * lines:
-        return "node"
-    if _COUNTS.match(word) or len(found) < SHARE * lines or not (word or opened or closed.strip()):
+    if _LOCAL.match(word) and share >= WORDED_SHARE:
+        return "local" if len(found) >= 2 * len(values) else None  # each once is a list of devices
+    if share < SHARE or _COUNTS.match(word) or not (word or opened or closed.strip()):
         return None
+    name = bool(word) and not sign and not host
+    if name and not opened and closed.strip() in ("", ":", "|", "||"):
+        return None  # a host's or a container's name
     if host:
         return _beside_hosts(found)
-    return "rank" if _recurs(found) and max(values) < 4 * len(values) + 8 else None
+    if not _recurs(found) or max(values) >= 4 * len(values) + 8:
+        return None
+    if _NODE.match(word) or (name and values != set(range(len(values)))):
+        return "host" if name else "node"
+    return "rank"
 
 
 def _recurs(found: Sequence[_Found]) -> bool:

@@ -63,9 +63,11 @@ def opened(text: str, habits: Habits, calendar: stamps.Calendar) -> Envelope:
     """The line, its envelope taken off."""
     found = Envelope(text)
     for _ in range(_LAYERS):
-        if not _layer(found, calendar) and not _label(found, habits):
+        if _layer(found, calendar):
+            continue
+        if not _label(found, habits):
             break
-        habits = NO_HABITS if found.labelled else habits
+        habits = habits.then or NO_HABITS
     if found.t_ns is None and (stamp := stamps.in_text(found.text)) is not None:
         found.t_ns, found.bare = calendar.place(stamp), stamp.bare
     _own(found)
@@ -124,14 +126,14 @@ def _label(found: Envelope, habits: Habits) -> bool:
     match = habits.label.match(found.text) if habits.label is not None else None
     if match is None:
         return False
-    if habits.means == "host":
-        found.host = found.host or match["label"]
-    elif habits.means == "rank" and found.rank is None:
-        found.rank = int(match["label"])
-    elif habits.means == "local" and found.local_rank is None:
-        found.local_rank = int(match["label"])
-    if habits.means != "host" and (host := match.groupdict().get("host")):
+    part = match.groupdict()
+    host = part.get("host") or (part.get("own", part["label"]) if habits.means == "host" else None)
+    if host:
         found.host = found.host or host
+    if habits.means == "rank" and found.rank is None:
+        found.rank = int(part["label"])
+    elif habits.means == "local" and found.local_rank is None:
+        found.local_rank = int(part["label"])
     found.text, found.labelled = found.text[match.end() :], True
     return True
 

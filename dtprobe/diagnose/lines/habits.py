@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -32,10 +32,11 @@ _RANK_INSIDE = re.compile(r"\[(?:rank|Rank )(\d{1,6})\]")
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """`label` matches what stands before each line, and `means` says what it is."""
+    """`label` matches what stands before each line, and `means` says what it is; `then` what stands behind a host or a node."""
 
     label: re.Pattern[str] | None = None
     means: Literal["rank", "local", "node", "host"] = "rank"
+    then: Habits | None = None
 
 
 NO_HABITS = Habits()
@@ -44,6 +45,14 @@ NO_HABITS = Habits()
 def learned(sample: Sequence[str]) -> Habits:
     """The habits of these lines."""
     lines = [_peeled(one) for one in sample if one.strip()]
+    first = _learned(lines)
+    if first.label is None or first.means not in ("node", "host"):
+        return first
+    then = _learned([_peeled(one[match.end() :]) for one in lines if (match := first.label.match(one))])
+    return replace(first, then=then) if then.label is not None and then.means in ("rank", "local") else first
+
+
+def _learned(lines: Sequence[str]) -> Habits:
     for pattern, share in _NUMBERS.values():
         found = [match for one in lines if (match := pattern.match(one))]
         if len(found) >= ENOUGH and len(found) >= share * len(lines) and not _listing(found):

@@ -24,7 +24,9 @@ def _run(label: str, ranks: int = 3, rounds: int = 3) -> list[str]:
         ("cuda:@ ", "local"),
         ("[GPU@] ", "local"),
         ("[LR @] ", "local"),
-        ("{node@} ", "node"),
+        ("{node@} ", "host"),
+        ("[node @] ", "node"),
+        ("P@> ", "rank"),
     ],
 )
 def test_a_column_of_few_numbers_that_come_back_is_a_label(label, means):
@@ -53,8 +55,16 @@ def test_a_number_beside_a_host_is_the_rank_where_no_two_hosts_share_it():
         ["3 files read", "3 files read", "3 files read", "2 files read"],
         ["rank 3 is late", "all well", "nothing to see", "done", "really", "and so on", "till the end", "bye", "x", "y"],
         [f"trainer-{one % 3} | loss" for one in range(9)],
+        [f"c{one % 3}: loss" for one in range(9)],
+        [f"GPU {one}: NVIDIA H100 80GB HBM3" for one in range(8)],
         [],
     ],
 )
 def test_counts_and_lists_are_no_labels(lines):
     assert column(lines) is None
+
+
+def test_names_that_do_not_count_from_0_are_hosts():
+    pattern, means = column([f"[c{11 + one % 2}] loss 1" for one in range(8)])
+    assert means == "host"
+    assert pattern.match("[c12] loss 1")["own"] == "c12"

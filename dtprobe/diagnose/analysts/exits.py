@@ -11,7 +11,7 @@ from dtprobe.diagnose.facts.ends import End, ends
 from dtprobe.diagnose.facts.hang import world
 from dtprobe.diagnose.facts.raised import Raised, raised
 from dtprobe.diagnose.facts.timeouts import waits
-from dtprobe.diagnose.facts.words import says, words
+from dtprobe.diagnose.facts.words import LAST, says, shape, words
 
 _MODES = {
     signal.SIGKILL: ("rank-killed", 0.75),
@@ -174,11 +174,18 @@ def _left_early(case: Case, found: Sequence[End]) -> Iterator[Finding]:
     clean = {one.rank: one.line for one in found if one.code == 0 and one.rank is not None}
     told = words(case)
     for rank, lines in told.by_rank.items():
-        if rank not in hurt and lines and any(says("says-clean-end", line) for line in lines[-2:]):
-            clean.setdefault(rank, next(line for line in reversed(lines[-2:]) if says("says-clean-end", line)))
+        # what a rank says again and again is no last word
+        ending = [line for line in lines[-2:] if says("says-clean-end", line) and _once(line, lines)]
+        if rank not in hurt and ending:
+            clean.setdefault(rank, ending[-1])
     ended = sorted(rank for rank in clean if rank not in hurt)
     if ended and len(ended) <= max(1, len(world(case)) // 2):
         yield _early(case, ended, clean, lost)
+
+
+def _once(line: Line, lines: Sequence[Line]) -> bool:
+    said = shape(line.text)
+    return sum(shape(one.text) == said for one in lines[-LAST:]) == 1
 
 
 def _lost(case: Case) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
-from dtprobe.diagnose.case import Case, Finding, Line, quote
+from dtprobe.diagnose.case import Artifact, Case, Finding, Line, quote
 from dtprobe.diagnose.facts.raised import raised
 from dtprobe.diagnose.facts.timeouts import waits
 from dtprobe.diagnose.facts.words import words
@@ -16,6 +16,12 @@ SAMPLES = 3
 """So many steps of every rank are needed."""
 SLOWER = 1.5
 """The slow rank takes this many times as long as the middle one."""
+WAITED = 4.0
+"""Its peers wait this many times as long as the rank that they wait for."""
+CLOCK = 0.6
+MOST_GPUS = 16
+_MHZ = re.compile(r"^(\d+(?:\.\d+)?)(?: MHz)?$")
+_WAIT = re.compile(r"(?i)wait|all_?reduce|\bcomm|sync|collective|exposed")
 _TIMED = re.compile(
     r"(?i)\b(?P<name>[a-z][\w /-]{0,24}?)[\"']?\s*[:=(]?\s*(?P<value>\d+(?:\.\d+)?)\s?(?P<unit>ms|msec|milliseconds|s|sec|seconds)\b"
 )
@@ -26,17 +32,95 @@ def analyse(case: Case) -> Iterator[Finding]:
     """A finding where one rank's own work takes longer than everybody else's in every step that was printed."""
     if waits(case).timeouts or raised(case):
         return
+    yield from _clocks(case)
     taken: dict[str, dict[int, list[tuple[float, Line]]]] = defaultdict(lambda: defaultdict(list))
+    waited: dict[str, dict[int, list[tuple[float, Line]]]] = defaultdict(lambda: defaultdict(list))
     for rank, lines in words(case).by_rank.items():
         for line in lines:
             for found in _TIMED.finditer(line.text):
                 name = found["name"].strip().lower().rpartition(" ")[2]
                 if _OWN_WORK.search(name):
                     taken[name][rank].append((float(found["value"]), line))
+                elif _WAIT.search(name):
+                    waited[name][rank].append((float(found["value"]), line))
     for name, ranks in taken.items():
         if (finding := _slowest(name, ranks)) is not None:
             yield finding
             return
+    for name, ranks in waited.items():
+        if (finding := _awaited(name, ranks)) is not None:
+            yield finding
+            return
+
+
+def _awaited(name: str, ranks: dict[int, list[tuple[float, Line]]]) -> Finding | None:
+    """The one rank that hardly waits, where all others wait for somebody in every step."""
+    if len(ranks) < 3 or min(map(len, ranks.values())) < SAMPLES:
+        return None
+    middles = {rank: median(value for value, _line in samples) for rank, samples in ranks.items()}
+    chief = min(middles, key=lambda rank: middles[rank])
+    least = min(value for rank, samples in ranks.items() if rank != chief for value, _line in samples)
+    most = max(value for value, _line in ranks[chief])
+    if least <= 0 or most * WAITED > least:
+        return None
+    line = ranks[chief][-1][1]
+    other = next(samples[-1][1] for rank, samples in ranks.items() if rank != chief)
+    return Finding(
+        mode="straggler",
+        analyst="pace",
+        likelihood=0.7,
+        because=f"All ranks but {chief} wait {least / max(most, 1e-9):.0f} times as long or longer for {name}: it is rank {chief} that they wait for.",
+        first=chief,
+        suspects=(chief,),
+        host=line.host,
+        evidence=(quote(line, "cause"), quote(other, "confirm")),
+        not_proven="whether its host, its device or its share of the work is to blame",
+    )
+
+
+def _clocks(case: Case) -> Iterator[Finding]:
+    """A GPU of one host that runs far below the clock of its neighbours, by a table of nvidia-smi."""
+    for artifact, lines in _tables(case):
+        head = [one.strip().lower() for one in lines[0].text.split(",")]
+        column = next((at for at, one in enumerate(head) if one.startswith("clocks.") and ("sm" in one or "gr" in one)), None)
+        place = next((at for at, one in enumerate(head) if one in ("index", "gpu")), None)
+        if column is None or place is None:
+            continue
+        clocks: dict[int, tuple[float, Line]] = {}
+        for line in lines[1:]:
+            cells = [one.strip() for one in line.text.split(",")]
+            if len(cells) != len(head) or not cells[place].isdigit() or not (value := _MHZ.match(cells[column])):
+                break
+            clocks[int(cells[place])] = (float(value[1]), line)
+        if len(clocks) < 3:
+            continue
+        slow = min(clocks, key=lambda index: clocks[index][0])
+        others = median(value for index, (value, _line) in clocks.items() if index != slow)
+        if clocks[slow][0] > CLOCK * others:
+            continue
+        seats = {seat.host for seat in case.who.seats if seat.host}
+        rank = slow if len(seats) <= 1 and len(clocks) >= len(case.who.seen) else None
+        yield Finding(
+            mode="straggler",
+            analyst="clocks",
+            likelihood=0.6,
+            because=f"GPU {slow} runs at {clocks[slow][0]:.0f} MHz, its neighbours at {others:.0f} MHz.",
+            first=rank,
+            suspects=(rank,) if rank is not None else (),
+            host=artifact.host,
+            evidence=(
+                quote(clocks[slow][1], "cause"),
+                quote(next(line for index, (_v, line) in clocks.items() if index != slow), "confirm"),
+            ),
+            not_proven="that it was so while the job ran",
+        )
+
+
+def _tables(case: Case) -> Iterator[tuple[Artifact, list[Line]]]:
+    """Heads of such tables with the lines below them."""
+    for at, line in enumerate(case.lines):
+        if "clocks." in line.text and "," in line.text:
+            yield line.artifact, list(case.lines[at : at + MOST_GPUS + 1])
 
 
 def _slowest(name: str, ranks: dict[int, list[tuple[float, Line]]]) -> Finding | None:

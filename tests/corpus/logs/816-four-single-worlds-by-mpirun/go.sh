@@ -1,0 +1,1 @@
+mpirun -np 4 python -m torch.distributed.run --standalone --nproc-per-node=1 fit.py

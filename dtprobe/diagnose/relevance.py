@@ -11,12 +11,12 @@ from dtprobe.diagnose.case import Case, Finding
 from dtprobe.diagnose.diagnosis import HEALTHY
 from dtprobe.diagnose.facts.agents import account
 from dtprobe.diagnose.facts.hang import hang, world
-from dtprobe.diagnose.facts.outcome import outcome
+from dtprobe.diagnose.facts.outcome import handled, outcome
 from dtprobe.diagnose.facts.raised import raised
 from dtprobe.diagnose.facts.words import SPOKEN, words
 from dtprobe.diagnose.modes import modes
 from dtprobe.diagnose.signatures import signatures
-from dtprobe.diagnose.weigh import level
+from dtprobe.diagnose.weigh import EXCEPTION, level
 
 STARTING = frozenset({"bootstrap", "network", "config"})
 """Classes of trouble that a job may meet at its start and get over."""
@@ -65,6 +65,8 @@ def relevant(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     weighed = [_weighed(case, one, well=well, strange=one.mode in strangers) for one in findings]
     if ended is not None and ended.told and case.recording is None:
         weighed = [replace(one, likelihood=one.likelihood * ENDED_WELL) if _ends_a_job(one.mode) else one for one in weighed]
+    if ended is not None and not ended.told and handled(case) >= {one for one in raised(case) if not one.ignored}:
+        weighed = [replace(one, likelihood=one.likelihood * OF_OTHERS) if one.mode == EXCEPTION else one for one in weighed]
     return [_timely(case, one) for one in weighed]
 
 

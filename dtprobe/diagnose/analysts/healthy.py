@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from dtprobe.diagnose.case import Case, Finding, Line, quote
 from dtprobe.diagnose.facts.ends import ends
-from dtprobe.diagnose.facts.outcome import outcome
+from dtprobe.diagnose.facts.outcome import handled, outcome
 from dtprobe.diagnose.facts.raised import raised
 from dtprobe.diagnose.facts.timeouts import waits
 from dtprobe.diagnose.facts.words import SPOKEN, words
 from dtprobe.diagnose.relevance import can_be_overcome
 from dtprobe.diagnose.signatures import Signature, signatures
 
-SURE, TOLD, PROGRESS = 0.92, 0.88, 0.56
+SURE, TOLD, PROGRESS = 0.92, 0.88, 0.6
 _WHO = {
     "launcher": "The launcher or scheduler says that the job ended well",
     "ranks": "Every rank came to its end",
@@ -37,6 +37,8 @@ def analyse(case: Case) -> Iterator[Finding]:
         yield from _codes(case)
         return
     signs = _signs(case, whole=ended.told)
+    if ended.by == "progress" and handled(case):
+        signs = [line for line in signs if not words(case).went_on(line.artifact.name, line.number)]
     if signs and (ended.by == "progress" or (ended.by == "ranks" and _unresolved(ended.lines, signs))):
         return
     spared = (

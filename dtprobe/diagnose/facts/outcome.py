@@ -43,6 +43,10 @@ _AT = re.compile(
     r"(?i)\b(?:global[_ ]?)?(?P<what>epoch|step|iter(?:ation)?|it|update|batch)s?\b[\s:=#'\"\[(]*(?P<at>\d+)(?:\s*(?:/|of)\s*(?P<of>\d+))?"
 )
 
+_LOGGED = re.compile(
+    r"\b(?:ERROR|WARN(?:ING)?|CRITICAL)\b|(?i:\b(?:failed|could not|cannot|caught|ignor\w+|retry\w*|giving up)\b)"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -96,11 +100,19 @@ def _failed(case: Case, finished: Sequence[Event]) -> bool:
     rows = [*case.of("scheduler-row"), *case.of("pod-row")]
     if any(event.fields["state"] not in WELL | UNDER_WAY or event.fields.get("code", "0") != "0" for event in rows):
         return True
-    told = words(case)
-    return any(not (one.ignored or before(one.line) or _went_on(one, told)) for one in raised(case))
+    told, logged = words(case), handled(case)
+    return any(not (one.ignored or before(one.line) or _went_on(one, told, 1 if one in logged else 2)) for one in raised(case))
 
 
-def _went_on(one: Raised, told: Words) -> bool:
+@lru_cache(maxsize=2)
+def handled(case: Case) -> frozenset[Raised]:
+    """The exceptions that a logger's own complaint stands before: whoever logs one has caught it."""
+    wanted = {(one.line.artifact.name, one.first_line - 1): one for one in raised(case)}
+    found = ((wanted.get((line.artifact.name, line.number)), line) for line in case.lines) if wanted else ()
+    return frozenset(one for one, line in found if one is not None and _LOGGED.search(line.text))
+
+
+def _went_on(one: Raised, told: Words, steps: int) -> bool:
     """The rank that raised it spoke its last word or trained on below the traceback, in the same file."""
     own = told.by_rank.get(one.rank, ()) if one.rank is not None else ()
     lines = own or (told.unsaid if one.rank is None and not told.by_rank else [])
@@ -109,7 +121,7 @@ def _went_on(one: Raised, told: Words) -> bool:
     after = [line for line in lines if line.artifact.name == one.line.artifact.name and line.number > one.line.number]
     if any(says("says-clean-end", line) for line in after):
         return True
-    return len({place for line in after if (place := at(line)) is not None}) > 1
+    return len({place for line in after if (place := at(line)) is not None}) >= steps
 
 
 def at(line: Line) -> tuple[tuple[str, int], ...] | None:

@@ -68,6 +68,10 @@ class Words:
         below = [step for number, step in self.steps.get(file, ()) if line is not None and number > line]
         return len(below) >= TRAINED and len(set(below)) > 1
 
+    def went_on(self, file: str, line: int) -> bool:
+        """Whether this file tells of any step below that line."""
+        return any(number > line for number, _ in self.steps.get(file, ()))
+
     def last(self, rank: int) -> Line | None:
         """The last own line of this rank."""
         own = self.by_rank.get(rank, ())

@@ -12,7 +12,7 @@ from dtprobe.diagnose.case import Line
 
 MOST_TASKS = 1 << 16
 _ENV = re.compile(
-    r"(?<![A-Za-z_])(?:GLOBAL_|OMPI_COMM_WORLD_|PMIX?_|FLUX_TASK_)?RANK[\"']?\s*[=:]\s*[\"']?(?P<rank>\d{1,6})\b(?![-.\d])"
+    r"(?<![A-Za-z_])(?:(?:GLOBAL_|OMPI_COMM_WORLD_|PMIX?_|FLUX_TASK_)?RANK|SLURM_PROCID)[\"']?\s*[=:]\s*[\"']?(?P<rank>\d{1,6})\b(?![-.\d])"
 )
 _SAYS = re.compile(
     r"(?i)^\W{0,3}(?:(?:info|debug|init|start(?:ing|ed)?|hello(?: from)?|i am|this is|global|my|process|worker|ddp|on)[\s:,|-]+){0,3}"
@@ -89,7 +89,7 @@ def places(lines: Sequence[Line]) -> Places:
     found = Places()
     for line in lines:
         text = line.text
-        if "RANK" in text or "rank" in text or "Rank" in text:
+        if "RANK" in text or "rank" in text or "Rank" in text or "PROCID" in text or "rocess index" in text:
             _ranks(line, found)
         if "ask" in text and (match := _TASKS.match(text)):
             found.at += [At(rank, match["host"]) for rank in _listed(match["tasks"])]

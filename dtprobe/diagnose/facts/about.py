@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 
 from dtprobe.diagnose.case import Case, Event, First
 from dtprobe.diagnose.who import same_host
@@ -155,6 +156,7 @@ def ranks_on(host: str, case: Case) -> tuple[int, ...]:
         return tuple(sorted(at_home))
     if (own := seats.get(host)) is not None:
         return (own,)
+    seats = {PurePath(name).parts[0].split(".")[0]: rank for name, rank in case.who.files} | seats
     mine = _NUMBERED.match(host)
     known = {
         int(found["number"]): min(case.who.on(name) or (rank,))

@@ -19,12 +19,17 @@ ENOUGH = 3
 WORDED_SHARE, SHARE = 0.25, 0.6
 """Of the lines, so many must carry a label: with a word for a process in it, or without."""
 MOST_VALUES = 4096
-_CLOCK = r"(?:\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?[ -]{1,3})?(?:(?:DEBUG|INFO|WARN(?:ING)?|ERROR)[: -]{1,3})?"
+_LEVEL = r"(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)"
+# what loggers put before a message: a clock, a level, their own name
+_HEAD = (
+    r"(?:\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?[ -]{1,3})?"
+    rf"(?:(?:\[{_LEVEL}\] {{1,2}}|{_LEVEL}(?::| {{0,8}}[|-] | {{1,5}}))|(?!{_LEVEL})[A-Za-z_][\w.:<>]{{0,60}} {{0,4}}[|-] ){{0,3}}"
+)
 _OPEN = r"[\[(<{|#*]{0,2}"
 _WORD = r"(?P<word>[A-Za-z][A-Za-z_-]{0,23}?)?"
 _HOST = r"(?:(?P<host>[A-Za-z][\w.-]{0,60}?)[:/])?"
 _CLOSE = r"(?:[\])>}|]{1,2}:?|:| ?\|{1,2}| -{1,2}|(?=[ \t]))(?P<gap>[ \t]|$|(?=\[))"
-_LABEL = re.compile(rf"(?P<clock>{_CLOCK}){_OPEN}{_HOST}{_WORD}(?P<sign>[ =:#_.-]{{0,2}})(?P<label>\d{{1,6}}){_CLOSE}")
+_LABEL = re.compile(rf"(?P<head>{_HEAD}){_OPEN}{_HOST}{_WORD}(?P<sign>[ =:#_.-]{{0,2}})(?P<label>\d{{1,6}}){_CLOSE}")
 _PROCESS = re.compile(
     r"(?i)^(?:(?:global|world|dist|mpi|ddp|my|dp)[_-]?)?(?:rank|rk|r)$|^(?:\w+[_-])?(?:worker|proc|process|trainer|task|replica|peer)$"
 )
@@ -73,13 +78,13 @@ def _read(line: str) -> Iterator[tuple[tuple[str, ...], re.Pattern[str], _Found]
         return  # the name of a pod or a host
     end = match.end("label")
     left = match.start("host") if host else start
-    opened, closed = line[match.end("clock") : left], line[end : match.end()]
+    opened, closed = line[match.end("head") : left], line[end : match.end()]
     key = (opened, "host" if host else "", word, sign, closed)
     inner = r"(?P<host>[A-Za-z][\w.-]{0,60}?)[:/]" if host else ""
     number = rf"{re.escape(word + sign)}(?P<label>\d{{1,6}})"
     number = rf"(?P<own>{number})" if word and not host and not sign else number
     pattern = re.compile(
-        rf"{_CLOCK}{re.escape(opened)}{inner}{number}{re.escape(closed.rstrip())}"
+        rf"(?P<head>{_HEAD}){re.escape(opened)}{inner}{number}{re.escape(closed.rstrip())}"
         + (r"(?:[ \t]|$)" if closed[-1:].isspace() or not closed else "")
     )
     yield key, pattern, _Found(int(match["label"]), host, line[match.end() :])

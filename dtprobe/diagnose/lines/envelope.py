@@ -55,6 +55,10 @@ _OWN = re.compile(
     r"(?:\[[IWEF][^\]]*\] |  what\(\):\s+)?\[(?:PG (?:ID )?0 (?:PG GUID 0)?(?:\([^)]*\))? ?)?Rank (?P<rank>\d{1,6})\]"
 )
 _TENSOR_PARALLEL = re.compile(r":\d\d(?:[.,]\d+)? TP(\d{1,4})\] ?$")  # beside a DP or PP number it is no rank
+_GRAVE = re.compile(r"WARN(?:ING)?|ERROR|CRITICAL")
+_OF_TRACEBACK = re.compile(
+    r"\s|$|Traceback \(|[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Iteration|Warning)\b|During handling|The above exc"
+)
 _TIMES = ("time", "timestamp", "@timestamp", "ts", "asctime", "datetime")
 _TEXTS = ("log", "message", "msg", "text", "event")
 
@@ -134,7 +138,10 @@ def _label(found: Envelope, habits: Habits) -> bool:
         found.rank = int(part["label"])
     elif habits.means == "local" and found.local_rank is None:
         found.local_rank = int(part["label"])
-    found.text, found.labelled = found.text[match.end() :], True
+    text = found.text[match.end() :]
+    if (level := _GRAVE.search(part.get("head") or "")) and not _OF_TRACEBACK.match(text):
+        text = f"{level[0]}: {text}"
+    found.text, found.labelled = text, True
     return True
 
 

@@ -244,3 +244,17 @@ def test_a_rank_that_stands_behind_a_host_is_learned_too(tmp_path: Path) -> None
         tmp_path / "a", "\n".join(f"[{host}] 2025-05-05 10:00:0{at} INFO rank={rank}: at {at}" for host, rank, at in rows)
     )
     assert [(one.host, one.rank, one.text) for one in lines] == [(host, rank, f"at {at}") for host, rank, at in rows]
+
+
+def test_the_level_of_a_complaint_is_kept_before_its_text_but_not_before_a_tracebacks(tmp_path: Path) -> None:
+    rows = [
+        ("INFO", "at 1"),
+        ("WARNING", "slow disk"),
+        ("ERROR", "cannot save"),
+        ("ERROR", '  File "a.py", line 1, in f'),
+        ("ERROR", "KeyError: 3"),
+    ]
+    text = "\n".join(f"2025-05-05 10:00:00,1 - fit - {level} - rank {at % 2} - {one}" for at, (level, one) in enumerate(rows))
+    lines = _lines(tmp_path / "a", text)
+    assert [one.text for one in lines] == ["at 1", "WARNING: slow disk", "ERROR: cannot save", rows[3][1], "KeyError: 3"]
+    assert [one.rank for one in lines] == [0, 1, 0, 1, 0]

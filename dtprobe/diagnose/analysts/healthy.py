@@ -21,6 +21,8 @@ _WHO = {
     "progress": "All ranks went on to the end of their logs",
 }
 _WARNS = re.compile(r"^\[?W\d{3,4} |^\[W |(?i:\bwarn(?:ing)?\b)")
+_INFORMS = re.compile(r"\[I\d{3,4} [\d:.]+ \S+\.(?:cpp|hpp|cc|cu|h):\d+\]")
+"""Libraries' own level of a line: what is told for information is no complaint."""
 _COMPLAINS = re.compile(
     r"(?i)\b(?:error|errors|exception|fatal|fail(?:ed|ure)?|abort(?:ed)?|killed|segfault|core dumped|timed? ?out|nan|hung|stuck|unreachable|refused|panic|denied)\b"
 )
@@ -86,6 +88,7 @@ def _signs(case: Case, *, whole: bool) -> list[Line]:
     # Logs of kernels and tools are full of such words: of these the signatures know what counts.
     spoken = (line for line in case.lines if line.artifact.kind in SPOKEN)
     signs = [line for line in spoken if _COMPLAINS.search(line.text) and not _NO_COMPLAINT.search(line.text)]
+    signs = [line for line in signs if not _INFORMS.search(line.raw)]
     signs = [line for line in signs if not (whole and _WARNS.search(line.text))]
     signs += [event.line for event in case.events if _failed(known[event.signature], whole=whole)]
     return [line for line in signs if not told.trained_after(line.artifact.name, line.number)]

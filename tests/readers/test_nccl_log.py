@@ -61,3 +61,16 @@ def test_other_lines_are_none() -> None:
     assert nccl_log.call("Channel 00/24 : 0 1") is None
     assert nccl_log.making("Connected all trees") is None
     assert nccl_log.version("NCCL version 2.21.5+cuda12.4") == "2.21.5"
+
+
+@pytest.mark.parametrize("more", ["", "acc (nil) ", "commName world "])
+def test_a_call_is_read_by_the_words_of_its_fields(more: str) -> None:
+    call = nccl_log.call(
+        f"AllReduce: opCount 2e sendbuff 0x1 recvbuff 0x2 {more}count 96 datatype 7 op 2 root 0 comm 0x7f12 [nranks=4] stream 0x5"
+    )
+    assert call is not None
+    assert (call.op_count, call.count, call.datatype, call.op, call.comm, call.nranks) == (46, 96, 7, 2, "0x7f12", 4)
+
+
+def test_a_call_cut_before_its_communicator_is_none() -> None:
+    assert nccl_log.call("AllReduce: opCount 2e sendbuff 0x1 recvbuff 0x2 count 96 datatype 7") is None

@@ -26,6 +26,8 @@ _INPUT = re.compile(
 )
 _WHOLE = re.compile(r"(?i)^(?:time|(?:step|iter(?:ation)?|batch|total|elapsed)(?:[ _-]time)?|total)$")
 _WORK = re.compile(r"(?i)^(?:fwd|bwd|forward|backward|compute|comp|opt(?:im|imizer)?|train|model|gpu|step)(?:[ _-]time)?$")
+_COUNTED = re.compile(r"(?i)^(?:step|iter(?:ation)?|batch|total)$")
+"""With a bare whole number these are the step's number, not its time."""
 _BUSY_DISK = re.compile(r"^\s*(?P<device>[\w./-]+)(?:\s+[\d.]+){3,}\s+(?P<util>9[5-9](?:\.\d+)?|100(?:\.\d+)?)\s*$")
 _IDLE_GPU = re.compile(r"\b(?P<used>\d+)MiB / +\d+MiB \| +(?P<util>\d{1,3})% ")
 
@@ -79,7 +81,7 @@ def _share(text: str) -> float | None:
             if found["unit"] == "%":
                 return min(value / 100, 1.0)
             waited = value if waited is None else waited
-        elif found["unit"] == "%":
+        elif found["unit"] == "%" or (_COUNTED.match(name) and not found["unit"] and "." not in found["value"]):
             continue
         elif _WHOLE.match(name):
             whole = value if whole is None else whole

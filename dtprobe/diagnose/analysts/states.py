@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
@@ -12,8 +13,13 @@ from dtprobe.diagnose.facts.ends import ends
 from dtprobe.diagnose.seen.states import Sample
 
 ANALYST = "states"
-STOPPED, GREW = 0.9, 0.72
+STOPPED, GREW, ASLEEP = 0.9, 0.72, 0.83
+NEAR = 16
 GROWN, GROWN_BYTES = 1.6, 128 << 20
+_STORING = re.compile(
+    r"^(?:\[<[0-9a-f]*>\]|#\d+) *(?:rpc_wait_bit|nfs\d?_|__rpc_|cl_sync_io|ll_|ptlrpc_|lustre|ceph_|fuse_|request_wait_answer|gpfs|cxi|"
+    r"xfs_|ext4_|jbd2_|io_schedule|wait_on_page|folio_wait|blk_)"
+)
 LEAST_NS = 500_000_000
 """A stop shorter than this is a debugger's or a sampler's."""
 
@@ -40,7 +46,37 @@ def analyse(case: Case) -> Iterator[Finding]:
             evidence=(quote(span[0].line, "cause"), *((quote(span[-1].line, "confirm"),) if len(span) > 1 else ())),
             not_proven="who stopped it",
         )
+    yield from _stuck(case, by_rank)
     yield from _grew(case, by_rank)
+
+
+def _stuck(case: Case, by_rank: Mapping[int, Sequence[Sample]]) -> Iterator[Finding]:
+    """One rank in an uninterruptible sleep, in the kernel's code of a file system, at the one look that there was."""
+    looked = {rank: samples[-1] for rank, samples in by_rank.items() if all(one.t_ns is None for one in samples)}
+    asleep = {rank: one for rank, one in looked.items() if one.state == "D"}
+    if len(asleep) != 1:
+        return
+    ((rank, one),) = asleep.items()
+    near = [
+        line
+        for line in case.lines
+        if line.artifact is one.line.artifact and abs(line.number - one.line.number) <= NEAR and _STORING.search(line.text)
+    ]
+    if not near and not (one.wchan and _STORING.search(f"[<0>] {one.wchan}")):
+        return
+    silent = case.of("storage-not-responding")
+    evidence = (quote(one.line, "cause"), *(quote(line, "cause") for line in near[:2]))
+    for mode in ("uninterruptible-wait", "checkpoint-storage-stall") if silent else ("uninterruptible-wait",):
+        yield Finding(
+            mode=mode,
+            analyst=ANALYST,
+            likelihood=ASLEEP,
+            because=f"Rank {rank} sleeps in the kernel's code of a file system, where no signal reaches it.",
+            first=rank,
+            suspects=(rank,),
+            evidence=(*(quote(event.line, "cause") for event in silent[:1]), *evidence),
+            not_proven="for how long: one look cannot tell a slow file system from one that is gone",
+        )
 
 
 def _grew(case: Case, by_rank: Mapping[int, Sequence[Sample]]) -> Iterator[Finding]:

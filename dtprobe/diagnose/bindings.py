@@ -12,7 +12,7 @@ from dtprobe.diagnose.siblings import numbered, ranks_of
 
 _OF_PROCESSES = frozenset({"text", "nccl-log", "stacks", "json", "jsonl"})
 _POD = re.compile(r"(?i)(?:worker|trainer|train|replica|rank|proc|ddp|master|pytorch|job|pod)[\w.-]*$")
-_AGENT = re.compile(r"distributed[./]elastic|local_rank: \d+ \(pid|attempts left; will restart|srun: |mpirun")
+_AGENT = ("distributed/elastic", "distributed.elastic", "attempts left; will restart", "srun: ", "mpirun")
 
 
 def shown_by(lines: Sequence[Line]) -> tuple[dict[str, set[int]], dict[str, set[int]], set[str]]:
@@ -25,7 +25,8 @@ def shown_by(lines: Sequence[Line]) -> tuple[dict[str, set[int]], dict[str, set[
             files[line.artifact.name].add(line.rank)
             if line.host:
                 hosts[line.host].add(line.rank)
-        if ((line.local_rank or 0) > 0 and line.artifact.local_rank is None) or _AGENT.search(line.text):
+        locally = (line.local_rank or 0) > 0 and line.artifact.local_rank is None
+        if line.artifact.name not in several and (locally or any(one in line.text for one in _AGENT)):
             several.add(line.artifact.name)
     return files, hosts, several
 

@@ -24,7 +24,19 @@ _PROCS = re.compile(
     r"[\"']?[ =:]+[\"']?(?P<procs>\d{1,4})\b"
 )
 _NODES = re.compile(r"(?i)(?:\b|_)nnodes[\"']?[ =:]+[\"']?(?:\d+:)?(?P<nodes>\d{1,5})\b")
-_COUNTED = re.compile(r"(?i)nproc|nnodes|per[-_]node|local[-_]world|n_?gpus")
+_COUNTED = (
+    "nproc",
+    "NPROC",
+    "nnodes",
+    "NNODES",
+    "per_node",
+    "per-node",
+    "PER_NODE",
+    "local_world",
+    "LOCAL_WORLD",
+    "gpus",
+    "GPUS",
+)
 _TASKS = re.compile(
     r"^(?:srun: (?:error: )?)?(?P<host>[A-Za-z][\w.-]{0,80}): (?:tasks?|ranks?):? (?P<tasks>\d[\d,-]*)(?:$|[:\s])"
 )

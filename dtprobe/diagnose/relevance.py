@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -55,6 +56,12 @@ OF_OTHERS = 0.2
 """What is left where the kernel tells of processes that are none of the job's."""
 OF_PROCESSES = frozenset({"host-oom-kill", "sigsegv"})
 """Modes in which the kernel names the process that it struck."""
+
+RAISED = frozenset({EXCEPTION, "cuda-oom-one-rank"})
+"""What a program may catch, and go on with less."""
+_CAUGHT = re.compile(
+    r"(?i)\b(?:caught|recovered|retry(?:ing)?|halv(?:e|ing)|trying|fall(?:ing)? back|reduc(?:e|ing) (?:the )?(?:micro[- ]?)?batch|skipp(?:ed|ing))\b"
+)
 
 
 def relevant(case: Case, findings: Sequence[Finding]) -> list[Finding]:
@@ -113,9 +120,24 @@ def _weighed(case: Case, one: Finding, *, well: bool, strange: bool) -> Finding:
         return replace(one, likelihood=one.likelihood * OF_OTHERS, not_proven="that it struck a process of this job")
     if one.mode == "rank-lost" and (told := account(case)) is not None and one.first in told.alive:
         return replace(one, likelihood=one.likelihood * OF_OTHERS, not_proven="that it was gone: its launcher found it running")
+    if one.mode in RAISED and _caught(case, one):
+        return replace(one, likelihood=one.likelihood * OVERCOME)
     if can_be_overcome(one.mode) and _overcome(case, one, well=well):
         return replace(one, likelihood=one.likelihood * OVERCOME)
     return one
+
+
+def _caught(case: Case, one: Finding) -> bool:
+    """Every decisive line is itself told to have been caught, and its file tells of steps below it."""
+    causes = [item for item in one.evidence if item.role == "cause"]
+    ends = {(item.line.artifact.name, item.line.number) for item in raised(case)}
+    return bool(causes) and all(
+        (item.file, item.line) not in ends
+        and _CAUGHT.search(item.text) is not None
+        and item.line is not None
+        and words(case).trained_after(item.file, item.line)
+        for item in causes
+    )
 
 
 def _communicated(case: Case) -> bool:

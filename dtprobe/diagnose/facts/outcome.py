@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Literal
 
 from dtprobe.diagnose import seen
-from dtprobe.diagnose.case import Case, Event, Line
+from dtprobe.diagnose.case import Case, Line
 from dtprobe.diagnose.facts.ends import ends
 from dtprobe.diagnose.facts.hang import world
 from dtprobe.diagnose.facts.raised import Raised, raised
@@ -66,7 +66,7 @@ class Outcome:
 def outcome(case: Case) -> Outcome | None:
     """How the job ended well; None where it did not, or nothing tells."""
     finished = case.of("job-ended-well")
-    if _failed(case, finished):
+    if _failed(case):
         return None
     rows = [*case.of("scheduler-row"), *case.of("pod-row")]
     if any(event.fields["state"] in UNDER_WAY for event in rows):
@@ -82,11 +82,11 @@ def outcome(case: Case) -> Outcome | None:
     return None
 
 
-def _failed(case: Case, finished: Sequence[Event]) -> bool:
+def _failed(case: Case) -> bool:
     """Whether anything tells that it ended badly, and not before a restart that its launcher saw to the end."""
 
     def before(line: Line) -> bool:
-        return any(one.line.artifact.name == line.artifact.name and one.line.number > line.number for one in finished)
+        return line.number < _restarted(case).get(line.artifact.name, 0)
 
     joined, observed = waits(case), seen.of(case)
     if any(one.error or one.ended_ns is None for one in observed.tries):
@@ -102,6 +102,17 @@ def _failed(case: Case, finished: Sequence[Event]) -> bool:
         return True
     told, logged = words(case), handled(case)
     return any(not (one.ignored or before(one.line) or _went_on(one, told, 1 if one in logged else 2)) for one in raised(case))
+
+
+@lru_cache(maxsize=2)
+def _restarted(case: Case) -> Mapping[str, int]:
+    """Where the last restart stands in each file that tells of a good end below it."""
+    ends_of = {event.line.artifact.name: event.line.number for event in case.of("job-ended-well")}
+    again: dict[str, int] = {}
+    for line in case.lines if ends_of else ():
+        if line.number < ends_of.get(line.artifact.name, 0) and says("says-restart", line):
+            again[line.artifact.name] = line.number
+    return again
 
 
 @lru_cache(maxsize=2)

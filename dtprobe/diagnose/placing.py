@@ -40,7 +40,7 @@ _COUNTED = (
 _TASKS = re.compile(
     r"^(?:srun: (?:error: )?)?(?P<host>[A-Za-z][\w.-]{0,80}): (?:tasks?|ranks?):? (?P<tasks>\d[\d,-]*)(?:$|[:\s])"
 )
-_OWN_PID = re.compile(r"(?i)\b(?:os[._ ]?get)?pid[ =:(]+(?P<pid>\d{2,10})\b")
+_OWN_PID = re.compile(r"(?i)\b(?:os[._ ]?)?(?:get)?pid[ =:(]+(?P<pid>\d{2,10})\b")
 _NOT_OWN = re.compile(r"(?i)kill|terminat|signal|child|parent|ppid|died|dead|exit|sent|send|worker pid|subprocess|spawn|fork")
 _BOTH = re.compile(r"(?i)(?<![a-z_])rank[ =:#]+(?P<rank>\d{1,6})\b[^\d\n]{1,30}?\bpid[ =:(]+(?P<pid>\d{2,10})\b")
 _NAME = re.compile(r"^Name: {2,}(?P<pod>[a-z0-9][a-z0-9.-]*)$|^Name: (?P<pod2>[a-z0-9][a-z0-9.-]*)$")
@@ -129,6 +129,8 @@ def _ranks(line: Line, found: Places) -> None:
             sections[-1].rank = int(match["rank"])
     if line.rank is None and (match := _SAYS.match(text)):
         found.says[name].add(int(match["rank"]))
+    if not any(one in text for one in ("ode", "ODE", "achine", "ACHINE", "roup", "ROUP")):
+        return
     for match in _NODE_RANK.finditer(text):
         found.nodes[name].add(int(match["node"]))
         found.several = found.several or int(match["node"]) > 0
@@ -143,12 +145,13 @@ def _counts(line: Line, found: Places) -> None:
 
 
 def _processes(line: Line, found: Places) -> None:
-    if _NOT_OWN.search(line.text):
-        return
-    if match := _BOTH.search(line.text):
-        found.at.append(At(int(match["rank"]), line.host, int(match["pid"])))
-    elif line.rank is not None and line.pid is None and (match := _OWN_PID.search(line.text[:80])):
-        found.at.append(At(line.rank, line.host, int(match["pid"])))
+    text = line.text
+    match = _BOTH.search(text) if "ank" in text else None
+    rank = int(match["rank"]) if match else line.rank
+    if match is None and rank is not None and line.pid is None:
+        match = _OWN_PID.search(text[:80])
+    if match is not None and rank is not None and not _NOT_OWN.search(text):
+        found.at.append(At(rank, line.host, int(match["pid"])))
 
 
 def _pods(line: Line, found: Places) -> None:

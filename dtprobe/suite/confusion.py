@@ -96,19 +96,22 @@ class Row:
 
 
 def arms(paths: Sequence[Path]) -> Iterator[tuple[Mapping[str, Any], Path]]:
-    """Each run below these paths with its first fault arm's folder; of several runs of one scenario the latest."""
-    found: dict[str, tuple[Mapping[str, Any], Path]] = {}
+    """Each run below these paths with its first fault arm's folder; of several runs of one scenario the latest that has a verdict, else the latest."""
+    found: dict[str, tuple[tuple[bool, int], Mapping[str, Any], Path]] = {}
     for path in paths:
         for record in sorted(path.rglob("run.json")):
             run = json.loads(record.read_text(encoding="utf-8"))
             folder = record.parent / "fault" / "0"
-            if folder.is_dir() and run.get("scenario") and "arm_runs" in run:  # none of these yet: the arm is being run
+            if (
+                folder.is_dir() and run.get("scenario") and run.get("failure_mode") and "arm_runs" in run
+            ):  # none of these yet: the arm is being run
                 name = run["scenario"] + (f":{run['variant']}" if run.get("variant") else "")
+                worth = (record.parent / "verdict.json").is_file(), int(run["started_ns"])
                 known = found.get(name)
-                if known is None or known[0]["started_ns"] <= run["started_ns"]:
-                    found[name] = run, folder
+                if known is None or known[0] <= worth:
+                    found[name] = worth, run, folder
     for name in sorted(found):
-        yield found[name]
+        yield found[name][1:]
 
 
 def bare(run: Mapping[str, Any], folder: Path, into: Path) -> None:

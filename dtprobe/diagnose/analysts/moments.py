@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dtprobe.diagnose.analysts.collectives.blame import blamed
+from dtprobe.diagnose.analysts.collectives.divergence import BARRIERS
 from dtprobe.diagnose.analysts.collectives.findings import quote
+from dtprobe.diagnose.analysts.collectives.kinds import base
 from dtprobe.diagnose.analysts.collectives.recording import Recording, gather, rank_named
 from dtprobe.diagnose.analysts.collectives.waits import Graph
 from dtprobe.diagnose.case import Artifact, Case, Finding
@@ -20,6 +22,7 @@ from dtprobe.readers.flight_columns import DONE, RankCalls, Tables
 ANALYST = "moments"
 MOST_BYTES = 64 << 20
 SHOWN = 4
+CROSSED = "cross-communicator-deadlock"
 
 
 def analyse(case: Case) -> Iterator[Finding]:
@@ -33,6 +36,8 @@ def analyse(case: Case) -> Iterator[Finding]:
     if not graph.cycles():
         return
     for one in blamed(graph):
+        if one.mode == CROSSED and any(base(recording.kind(call).op) in BARRIERS for call, _ in one.causes):
+            continue  # who waits in a barrier has left the loop that the others are in: no two groups were entered crosswise
         yield Finding(
             mode=one.mode,
             analyst=ANALYST,

@@ -194,6 +194,16 @@ def test_the_earliest_dumps_show_the_deadlock_that_later_ones_hide(case: MakeCas
     assert not list(moments.analyse(case(**late_only)))
 
 
+def test_one_that_left_the_loop_for_a_barrier_crosses_no_groups(case: MakeCase) -> None:
+    files = {}
+    for rank in range(2):
+        before = [call(0.1, 1, "barrier"), call(0.2, 1, group=("1", "data"))]
+        stuck = call(1.0, 2, "barrier", done=False) if rank else call(1.0, 2, group=("1", "data"), done=False)
+        files[f"early_{rank}.json"] = dump(*before, stuck)
+        files[f"late_{rank}.json"] = dump(*before, stuck | {"retired": True})
+    assert not [one for one in moments.analyse(case(**files)) if one.mode == "cross-communicator-deadlock"]
+
+
 def test_an_exception_that_ran_into_the_barrier_of_the_cleanup(case: MakeCase) -> None:
     files = {
         "rank0.jsonl": [*tried(0, 0.1, 5.1, RECEIVED, what="job"), record(5.1, "raised", 0, type="RuntimeError")],

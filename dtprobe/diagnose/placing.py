@@ -127,8 +127,8 @@ def _ranks(line: Line, found: Places) -> None:
         found.env[name].add(int(match["rank"]))
         if sections := found.sections.get(name):
             sections[-1].rank = int(match["rank"])
-    if line.rank is None and (match := _SAYS.match(text)):
-        found.says[name].add(int(match["rank"]))
+    if line.rank is None and (said := _SAYS.match(text)):
+        found.says[name].add(int(said["rank"]))
     if not any(one in text for one in ("ode", "ODE", "achine", "ACHINE", "roup", "ROUP")):
         return
     for match in _NODE_RANK.finditer(text):

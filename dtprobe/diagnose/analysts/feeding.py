@@ -15,6 +15,8 @@ ANALYST = "feeding"
 STARVED, CONFIRMED = 0.78, 0.86
 IDLE_PERCENT, TAKEN_MIB = 15, 1000
 SAMPLES = 3
+MOST_LINES = 20_000
+"""Of more lines every n-th tells as much of the share."""
 SHARE = 0.6
 LEAST_S = 0.02
 """Shorter waits are no trouble, whatever their share."""
@@ -37,7 +39,7 @@ def analyse(case: Case) -> Iterator[Finding]:
     if waits(case).timeouts or raised(case):
         return
     shares: dict[int | None, list[tuple[float, Line]]] = {}
-    for line in case.lines:
+    for line in case.lines[:: len(case.lines) // MOST_LINES + 1]:
         if line.artifact.kind in SPOKEN and (share := _share(line.text)) is not None:
             rank = line.rank if line.rank is not None else named_rank(line.text)
             shares.setdefault(rank, []).append((share, line))
@@ -95,9 +97,11 @@ def _share(text: str) -> float | None:
 
 def _beside(case: Case) -> Iterator[Line]:
     """Disks that are used to the full, and GPUs that do nothing though memory is taken."""
-    return (line for line in case.lines if _BUSY_DISK.match(line.text) or _idle(line.text))
+    return (
+        line for line in case.lines if (line.text.rstrip()[-1:].isdigit() and _BUSY_DISK.match(line.text)) or _idle(line.text)
+    )
 
 
 def _idle(text: str) -> bool:
-    found = _IDLE_GPU.search(text)
+    found = _IDLE_GPU.search(text) if "MiB" in text else None
     return found is not None and int(found["util"]) <= IDLE_PERCENT and int(found["used"]) > TAKEN_MIB

@@ -23,7 +23,15 @@ _KINDS = {
         rf"(?: of [\w.]+)?[\"']?\s*[:=]?\s*{_VALUE}(?![\w.%])"
     ),
 }
-_HINTS = ("scal", "sum", "digest", "crc", "md5", "sha", "print", "hash", "norm", "mean")
+_HINTS = {
+    "scaler-divergence": ("scal",),
+    "silent-corruption": (
+        *("checksum", "check sum", "check_sum", "digest", "crc", "md5", "sha1", "sha2", "fingerprint", "finger print", "hash"),
+        *("param_", "param ", "params", "parameter", "weight"),
+    ),
+}
+"""Plain words, one of which stands in or before the name."""
+NEAR, LONGEST = 80, 2000
 _STEP = re.compile(r"(?i)\b(?:global[_ ]?)?(?:step|iter(?:ation)?|update|epoch)s?\b[\s:=#'\"\[(]*(?P<step>\d+)")
 _OVERFLOW = re.compile(
     r"(?i)\boverflow\w*\b|\b(?:skip(?:ped|ping)?|dropp(?:ed|ing))\b.{0,24}\b(?:step|update|optimizer)\b|\b(?:step|update)\b.{0,12}\bskipped\b|\bfound[_ ]?inf\b|\binf(?:/nan)? (?:in|grad)"
@@ -58,14 +66,17 @@ def _tables(case: Case) -> dict[str, dict[tuple[str, int], dict[int, Said]]]:
     for line in case.lines:
         if line.artifact.kind not in SPOKEN and line.artifact.kind != "jsonl":
             continue
-        lower = line.text[:2000].lower()
-        if not any(hint in lower for hint in _HINTS):
+        lower = line.text[:LONGEST].lower()
+        hints = {mode: at for mode, words in _HINTS.items() if (at := _at(lower, words)) >= 0}
+        if not hints:
             continue
         rank = line.rank if line.rank is not None else named_rank(line.text)
         if rank is None:
             continue
-        for mode, pattern in _KINDS.items():
-            if (match := pattern.search(line.text)) is None or _OVERFLOW.search(line.text):
+        for mode, at in hints.items():
+            # only what stands around the word is looked at
+            match = _KINDS[mode].search(line.text[max(0, at - NEAR) : at + NEAR])
+            if match is None or _OVERFLOW.search(line.text[:LONGEST]):
                 continue
             key = re.sub(r"[ _-]", "", match["key"].lower())
             step = _STEP.search(line.text)
@@ -73,6 +84,10 @@ def _tables(case: Case) -> dict[str, dict[tuple[str, int], dict[int, Said]]]:
             place = int(step["step"]) if step else -turns[mode, key, rank]
             found[mode][key, place].setdefault(rank, Said(match["value"].lower(), line))
     return found
+
+
+def _at(lower: str, words: Sequence[str]) -> int:
+    return next((at for word in words if (at := lower.find(word)) >= 0), -1)
 
 
 def _apart(table: Table) -> tuple[str, Mapping[int, Said]] | None:

@@ -14,9 +14,7 @@ SLOW, ONLY = 0.84, 0.4
 PART = 0.3
 """Less than this part of the port's rate is slow."""
 USUAL_GBPS = 5.0
-_SOCKET = re.compile(
-    r"NCCL INFO .*(?:Using network Socket\b|via NET/Socket/)|NCCL INFO NET/IB : No device found|NCCL INFO .*\bvia (?:SHM|PIX/SHM)/direct"
-)
+_SOCKET = re.compile(r"NCCL INFO .*(?:Using network Socket\b|via NET/Socket/)|NCCL INFO NET/IB : No device found")
 _SHARED = re.compile(r"NCCL INFO .*\bvia SHM/")
 _FABRIC = re.compile(
     r"^\s*State:\s*Active\s*$|\bstate ACTIVE physical_state LINK_?UP\b|Link layer:\s*InfiniBand|\blink_layer:\s*InfiniBand|\bPORT_ACTIVE\b|Infiniband controller: "
@@ -36,22 +34,19 @@ def analyse(case: Case) -> Iterator[Finding]:
     """A finding where sockets or shared memory are used beside a fabric or NVLink, surer where a measured rate is low."""
     if waits(case).timeouts or raised(case):
         return
-    taken: list[Line] = []
+    taken, shared, downgraded = _taken(case)
+    if not (taken or shared or downgraded):
+        return
     present: list[Line] = []
-    shared: list[Line] = []
     links: list[Line] = []
-    downgraded: list[Line] = []
     reached: list[tuple[float, Line]] = []
     compared: list[Line] = []
     rates: list[float] = []
     for line in case.lines:
         text = line.text
         if "NCCL INFO" in line.raw:
-            if _SOCKET.search(line.raw):
-                taken.append(line)
-            elif _SHARED.search(line.raw):
-                shared.append(line)
-        elif _FABRIC.search(text):
+            continue
+        if _FABRIC.search(text):
             present.append(line)
         elif found := _RATE.search(text):
             rates.append(float(found["rate"] or found["other"]))
@@ -61,8 +56,6 @@ def analyse(case: Case) -> Iterator[Finding]:
                 compared.append(line)
         elif _NVLINK.search(text):
             links.append(line)
-        elif _DOWNGRADED.search(text):
-            downgraded.append(line)
         elif _COMPARED.search(text):
             compared.append(line)
     least = PART * max(rates) / 8 if rates else USUAL_GBPS
@@ -73,6 +66,22 @@ def analyse(case: Case) -> Iterator[Finding]:
         yield _finding("NCCL takes shared memory", shared, links, low, compared)
     elif downgraded and (low or compared):
         yield _finding("A PCIe link runs below its width or speed", downgraded, [], low, compared)
+
+
+def _taken(case: Case) -> tuple[list[Line], list[Line], list[Line]]:
+    """Lines that tell of sockets, of shared memory and of a PCIe link below its worth: without any of them there is nothing to ask."""
+    taken: list[Line] = []
+    shared: list[Line] = []
+    downgraded: list[Line] = []
+    for line in case.lines:
+        if "NCCL INFO" in line.raw:
+            if _SOCKET.search(line.raw):
+                taken.append(line)
+            elif _SHARED.search(line.raw):
+                shared.append(line)
+        elif "LnkSta:" in line.text and _DOWNGRADED.search(line.text):
+            downgraded.append(line)
+    return taken, shared, downgraded
 
 
 def _finding(

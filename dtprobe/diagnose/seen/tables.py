@@ -52,16 +52,16 @@ def rows(lines: Sequence[Line], places: Places) -> Iterator[Row]:
     columns: list[str] = []
     for line in lines:
         text = line.text
-        if asked := _ASKED.search(text):
+        if "ps " in text and (asked := _ASKED.search(text)):
             columns = [_NAMES.get(one.partition(":")[0].upper(), "") for one in asked["columns"].split(",")]
             continue
-        words = text.split()
-        head = [_NAMES.get(one, "") for one in words]
-        if "pid" in head and {"state", "cpu", "wchan"} & set(head):
-            columns = head
-            continue
-        found = _row(line, words, columns, places) if "pid" in columns else None
-        if found is None and (alone := _SLEEPS.match(text)):
+        if "PID" in text:
+            head = [_NAMES.get(one, "") for one in text.split()]
+            if "pid" in head and {"state", "cpu", "wchan"} & set(head):
+                columns = head
+                continue
+        found = _row(line, text.split(), columns, places) if columns else None
+        if found is None and ("_stop" in text or "get_signal" in text) and (alone := _SLEEPS.match(text)):
             pid = int(alone["pid"])
             found = Row(
                 pid=pid,
@@ -77,7 +77,7 @@ def rows(lines: Sequence[Line], places: Places) -> Iterator[Row]:
 
 
 def _row(line: Line, words: Sequence[str], columns: Sequence[str], places: Places) -> Row | None:
-    if len(words) < len(columns):
+    if len(words) < len(columns) or "pid" not in columns:
         return None
     values = dict(zip(columns, words, strict=False))
     pid, state, cpu = values["pid"], values.get("state"), values.get("cpu")

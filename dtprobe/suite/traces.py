@@ -23,7 +23,9 @@ Trace = frozenset[tuple[str, ...]]
 
 def traces(folder: Path, ranks: Sequence[Mapping[str, Any]]) -> Trace:
     """Of one repeat's folder; `ranks` are its ranks as the run's record has them, with exit codes and signals."""
-    found: set[tuple[str, ...]] = {("end", str(one["rank"]), str(one.get("exit_code")), str(one.get("signal"))) for one in ranks}
+    found: set[tuple[str, ...]] = {
+        ("end", str(one["rank"]), str(one.get("exit_code")), str(one.get("signal"))) for one in ranks
+    }
     for file in sorted(folder.rglob("*")):
         if file.name == "events.jsonl":
             found |= set(_records(file))

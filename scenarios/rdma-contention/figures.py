@@ -93,6 +93,8 @@ def _doubt(one: object, rdma: float | None, tcp: float | None, udp: float) -> st
         return one.invalid
     if "rdma" in one.what and not rdma:
         return "perftest gave no figure"
+    if "tcp" in one.what and tcp is None:
+        return "no interval of TCP lies within RDMA's transfer"
     import pandas as pd
 
     total = (rdma or 0.0) + (tcp or 0.0) + udp

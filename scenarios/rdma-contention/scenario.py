@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 figures = load_module(Path(__file__).with_name("figures.py"), "_dtprobe_rdma_contention_figures")
 
-RATE_MBIT, MESSAGES = 16, 160
-"""Of the lab's link, and how many of 16 KiB a transfer has. At 50 Mbit/s one emulated processor has 4 % left, and on a busy host none."""
+RATE_MBIT, MESSAGES = 16, 300
+"""Of the lab's link, and how many of 16 KiB a transfer has: 2.5 s alone, in which TCP's intervals lie. At 50 Mbit/s one emulated processor has 4 % left, and on a busy host none."""
 
 LOST = 0.75
 """Below this share of what it has alone RDMA counts as displaced (the document's own loss, 22.1 to 18.3, is a share of 0.83)."""

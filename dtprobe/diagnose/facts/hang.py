@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Literal
 
 from dtprobe.diagnose.case import Case, Line
+from dtprobe.diagnose.facts.membership import members as members_of
 from dtprobe.diagnose.facts.raised import raised
 from dtprobe.diagnose.facts.timeouts import DEFAULT_GROUP, Status, Timeout, Waits, waits
 
@@ -105,7 +106,7 @@ def _order(timeouts: Sequence[Timeout]) -> tuple[int, int]:
 
 def _in_group(case: Case, joined: Waits, group: str) -> Hang:
     timeouts = joined.by_group[group]
-    members = world(case) if group == DEFAULT_GROUP else _members(joined, group)
+    members = world(case) if group == DEFAULT_GROUP else members_of(joined, group, world(case))
     waiting = {one.rank for one in timeouts}
     began = [one.began_ns for one in timeouts if one.began_ns is not None]
 
@@ -140,12 +141,6 @@ def _in_group(case: Case, joined: Waits, group: str) -> Hang:
     if silent:
         return result("some")
     return result("nobody")
-
-
-def _members(joined: Waits, group: str) -> frozenset[int]:
-    """The ranks that were heard of in this group."""
-    told = {one.rank for one in joined.statuses if one.group == group}
-    return frozenset(told | {one.rank for one in joined.timeouts if one.group == group})
 
 
 def _left_out(status: Status | None, timeouts: Sequence[Timeout]) -> bool:

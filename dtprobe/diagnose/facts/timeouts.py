@@ -17,7 +17,7 @@ _TORCH = ("torch/distributed/", "site-packages/torch/", "dist-packages/torch/")
 class Timeout:
     """A rank gave up on a collective. `group` is how the ranks name the process group; `stack` the printed frames, innermost first.
 
-    `began_ns` is the time of the line less how long the collective ran.
+    `inner` is the rank within the group, where the line names it beside the global one. `began_ns` is the time of the line less how long the collective ran.
     """
 
     rank: int
@@ -29,6 +29,7 @@ class Timeout:
     numel_out: int | None = None
     began_ns: int | None = None
     stack: tuple[tuple[str, Line], ...] = ()
+    inner: int | None = None
 
     @property
     def what(self) -> str:
@@ -64,6 +65,7 @@ class Status:
     enqueued: int
     completed: int
     line: Line
+    inner: int | None = None
 
     @property
     def idle(self) -> bool:
@@ -137,6 +139,18 @@ def _rank(event: Event) -> int | None:
     return int(inner) if inner is not None else None
 
 
+def _inner(event: Event) -> int | None:
+    """The rank within the group, where it is told beside the global one."""
+    inner = event.fields.get("group_rank")
+    return int(inner) if inner is not None and event.line.rank is not None else None
+
+
+def _group(event: Event) -> str:
+    """How the ranks name the group. The first one that a job makes is the default group: torch 2.2-2.4 give its number alone."""
+    name = event.fields.get("guid") or event.fields.get("name") or event.fields["pg"]
+    return DEFAULT_GROUP if "default_pg" in name or name.strip() == "0" else name
+
+
 def _number(text: str | None) -> int | None:
     return int(text) if text else None
 
@@ -160,6 +174,7 @@ def _timeout(event: Event) -> Timeout | None:
         numel_in=numel,
         numel_out=_number(fields.get("numel_out")),
         began_ns=event.t_ns - ran_ms * 1_000_000 if event.t_ns is not None else None,
+        inner=_inner(event),
     )
 
 
@@ -167,13 +182,13 @@ def _statuses(case: Case) -> Iterator[tuple[Status, int | None]]:
     for event in case.of("nccl-status"):
         rank = _rank(event)
         if rank is not None:
-            name = event.fields.get("guid") or event.fields.get("name") or event.fields["pg"]
             one = Status(
                 rank=rank,
-                group=DEFAULT_GROUP if "default_pg" in name else name,
+                group=_group(event),
                 enqueued=int(event.fields["enqueued"]),
                 completed=int(event.fields["completed"]),
                 line=event.line,
+                inner=_inner(event),
             )
             yield one, _number(event.fields.get("seq"))
 
@@ -182,7 +197,7 @@ def _short(statuses: list[tuple[Status, int | None]]) -> Iterator[Timeout]:
     """Time-outs of which only the short line is left, which names neither the operation nor its size."""
     for one, seq in statuses:
         if seq is not None and one.completed < seq and "imeout" in one.line.text and "dump signal" not in one.line.text:
-            yield Timeout(rank=one.rank, line=one.line, group=one.group, seq=seq)
+            yield Timeout(rank=one.rank, line=one.line, group=one.group, seq=seq, inner=one.inner)
 
 
 def _latest(statuses: list[tuple[Status, int | None]]) -> tuple[Status, ...]:

@@ -62,8 +62,11 @@ def test_a_loader_worker_s_kill_is_the_kernel_s_only_where_the_kernel_says_so(tm
     assert (answer.failure_mode, answer.first_failing_rank) == ("python-exception-one-rank", 1)
 
 
-def test_a_rank_that_was_told_to_end_is_neither_lost_nor_gone_with_success(tmp_path):
-    answer = _rewritten(
-        "771-left-with-code-0", tmp_path / "job", "c.log", lambda line: "pid: 91" not in line or "914" not in line
-    )
-    assert answer.failure_mode != "healthy"
+def test_a_rank_that_had_to_be_told_to_end_had_not_ended_with_success(tmp_path):
+    job = tmp_path / "job"
+    shutil.copytree(CORPUS / "771-left-with-code-0", job, ignore=shutil.ignore_patterns("truth.toml"))
+    log = (job / "c.log").read_text().splitlines(keepends=True)
+    at = next(number for number, line in enumerate(log) if "closing signal" in line)
+    log.insert(at, log[at].replace("911", "913"))
+    (job / "c.log").write_text("".join(log))
+    assert diagnose([job]).failure_mode != "peer-exited-early"

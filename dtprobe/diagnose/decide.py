@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dtprobe.diagnose.beside import beside
 from dtprobe.diagnose.calibration import calibrated
-from dtprobe.diagnose.case import Case, Finding
+from dtprobe.diagnose.case import Case, Finding, Quote
 from dtprobe.diagnose.diagnosis import HEALTHY, UNDETERMINED, Diagnosis
 from dtprobe.diagnose.modes import modes
 from dtprobe.diagnose.relevance import relevant
@@ -48,7 +49,7 @@ def decide(case: Case, findings: Sequence[Finding], failed: Sequence[Problem] = 
         suspects=best.suspects,
         confidence=confidence(best, others),
         because=_because(best, others),
-        evidence=evidence(best, others, SHOWN),
+        evidence=_shown(case, best, others),
         missing=missing,
         fix=about.fix,
         scenario=about.scenario,
@@ -56,6 +57,15 @@ def decide(case: Case, findings: Sequence[Finding], failed: Sequence[Problem] = 
         waits=next((one.waits for one in best.findings if one.waits), ()),
         not_proven=next((one.not_proven for one in best.findings if one.not_proven), ""),
     )
+
+
+def _shown(case: Case, best: Candidate, others: Sequence[Candidate]) -> tuple[Quote, ...]:
+    """The lines that decide, then those that belong to them, then the rest."""
+    quotes = evidence(best, others, SHOWN)
+    more = beside(case, quotes)
+    kept = quotes[: SHOWN - len(more)]
+    decisive = [one for one in kept if one.role == "cause"]
+    return (*decisive, *more, *(one for one in kept if one.role != "cause"))
 
 
 def confidence(best: Candidate, others: Sequence[Candidate]) -> float:

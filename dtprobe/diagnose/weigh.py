@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -36,6 +37,9 @@ POINTING = frozenset(
 """Modes whose rank is also that of what brought them about."""
 LATE_NS = 60_000_000_000
 """What came this much later is no cause: clocks of hosts and of the kernel differ by seconds."""
+ALIKE = 100
+"""Lines that are alike in so many characters, numbers left out, are of one kind."""
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 SAME_EVIDENCE = 0.5
 """How much a second analyst adds that points at the same lines."""
 
@@ -191,12 +195,27 @@ def _late(cause: Candidate, effect: Candidate) -> bool:
     return cause.at_ns > effect.at_ns + LATE_NS
 
 
+def _various(quotes: Sequence[Quote]) -> list[Quote]:
+    """Within a role one line of each kind before a second of the same: what ten ranks print alike is told by the first of them."""
+    seen: Counter[tuple[str, str]] = Counter()
+    places: set[tuple[str, int | None, str]] = set()
+    numbered: list[tuple[str, int, Quote]] = []
+    for one in quotes:
+        place = (one.file, one.line, one.text if one.line is None else "")
+        kind = (one.role, _NUMBERS.sub("#", one.text)[:ALIKE])
+        numbered.append((one.role, seen[kind], one))
+        seen[kind] += place not in places
+        places.add(place)
+    order = list(dict.fromkeys(role for role, _, _ in numbered))
+    return [one for _, _, one in sorted(numbered, key=lambda item: (order.index(item[0]), item[1]))]
+
+
 def evidence(chosen: Candidate, others: Sequence[Candidate], most: int) -> tuple[Quote, ...]:
     """The decisive lines first, then what they brought about: each line once, `most` in all."""
     quotes: list[Quote] = []
     for finding in chosen.findings:
         quotes += finding.evidence
-    ordered = sorted(quotes, key=lambda one: ("cause", "confirm", "effect").index(one.role))
+    ordered = _various(sorted(quotes, key=lambda one: ("cause", "confirm", "effect").index(one.role)))
     for other in others:
         if chosen.mode in other.explained_by:
             ordered += [Quote(file=one.file, line=one.line, text=one.text, role="effect") for one in other.best.evidence[:2]]

@@ -85,3 +85,10 @@ def test_evidence_begins_with_the_cause_and_shows_each_line_once():
     ranked = weigh([finding("cuda-oom-one-rank", 0.9), finding("collective-skipped", 0.6, line=2)], EXPLAINS)
     shown = evidence(ranked[0], ranked[1:], 5)
     assert [(one.line, one.role) for one in shown] == [(1, "cause"), (2, "effect")]
+
+
+def test_one_line_of_each_kind_is_shown_before_a_second_of_the_same():
+    texts = ["rank 0 saw it at 1", "rank 1 saw it at 2", "rank 2 saw it at 3", "the disk is full"]
+    quotes = tuple(Quote(file="a.log", line=number, text=text, role="cause") for number, text in enumerate(texts))
+    (one,) = weigh([Finding(mode="straggler", analyst="a", likelihood=0.8, because="", evidence=quotes)], EXPLAINS)
+    assert [quoted.line for quoted in evidence(one, [], 2)] == [0, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -9,6 +10,12 @@ from dtprobe.diagnose.analysts.watchdog import SEVERAL, SHARDED, first_of, named
 from dtprobe.diagnose.case import Case, Event, Finding, Line, quote
 from dtprobe.diagnose.facts.hang import hang, world
 from dtprobe.diagnose.facts.raised import raised
+
+_BACKWARD = re.compile(r" in backward$")
+_CHOOSES = re.compile(
+    r"(?i)fsdp|fully_sharded|_unshard|deepspeed|zero3|partition\w*_param|distributed_fused|distrib_optimizer| in backward$"
+)
+"""Frames of libraries that gather parameters when they are used."""
 
 
 def analyse(case: Case) -> Iterator[Finding]:
@@ -62,12 +69,15 @@ def _fingerprints(case: Case) -> Iterator[Finding]:
 
 
 def _graphs_differ(case: Case, events: Sequence[Event], runs: dict[int, dict[str, str]]) -> bool:
-    """Other sizes where the framework chooses what to send: parameters gathered for use, gradients reduced by backward."""
-    if all(run["op"].upper().lstrip("_") in SHARDED for run in runs.values()):
-        return True
+    """Other sizes where the framework chooses what to send: parameters gathered for use, gradients reduced by backward.
+
+    A gather that the program itself calls sends what it was given: there other sizes are other shapes.
+    """
     places = {(event.line.artifact.name, event.line.number) for event in events}
-    reports = [one for one in raised(case) if (one.line.artifact.name, one.line.number) in places]
-    return bool(reports) and all(any(frame.endswith(" in backward") for frame in one.frames) for one in reports)
+    reports = [one for one in raised(case) if (one.line.artifact.name, one.line.number) in places and one.frames]
+    sharded = all(run["op"].upper().lstrip("_") in SHARDED for run in runs.values())
+    inside = _CHOOSES if sharded else _BACKWARD
+    return bool(reports) and all(any(inside.search(frame) for frame in one.frames) for one in reports)
 
 
 def _odd(values: dict[int, str], *, numeric: bool) -> tuple[int, ...]:

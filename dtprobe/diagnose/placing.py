@@ -43,6 +43,7 @@ _TASKS = re.compile(
 _OWN_PID = re.compile(r"(?i)\b(?:os[._ ]?)?(?:get)?pid[ =:(]+(?P<pid>\d{2,10})\b")
 _NOT_OWN = re.compile(r"(?i)kill|terminat|signal|child|parent|ppid|died|dead|exit|sent|send|worker pid|subprocess|spawn|fork")
 _BOTH = re.compile(r"(?i)(?<![a-z_])rank[ =:#]+(?P<rank>\d{1,6})\b[^\d\n]{1,30}?\bpid[ =:(]+(?P<pid>\d{2,10})\b")
+_RAY = re.compile(r"\(ip=(?P<ip>[\d.]{7,15}|[0-9a-f:]{4,39}), pid=(?P<pid>\d{1,10})\) world_rank=(?P<rank>\d{1,6})\b")
 _NAME = re.compile(r"^Name: {2,}(?P<pod>[a-z0-9][a-z0-9.-]*)$|^Name: (?P<pod2>[a-z0-9][a-z0-9.-]*)$")
 _IP = re.compile(r"^IP: +(?P<ip>[\d.]{7,15}|[0-9a-f:]{4,39})$")
 _ON = re.compile(r"^Node: +(?P<node>[\w.-]+)(?:/|$)")
@@ -146,6 +147,9 @@ def _counts(line: Line, found: Places) -> None:
 
 def _processes(line: Line, found: Places) -> None:
     text = line.text
+    if "world_rank=" in text and (ray := _RAY.search(text)):
+        found.at.append(At(int(ray["rank"]), ray["ip"], int(ray["pid"])))
+        return
     match = _BOTH.search(text) if "ank" in text else None
     rank = int(match["rank"]) if match else line.rank
     if match is None and rank is not None and line.pid is None:

@@ -68,6 +68,7 @@ class Who:
     def on(self, host: str) -> tuple[int, ...]:
         """The ranks of a host, or of the pods that have its name or address."""
         names = {host, *(pod for pod, others in self.pods.items() if host in others)}
+        names |= {other for other in self.pods.get(host, ()) if other.replace(".", "").isdigit()}
         found = {one.rank for one in self.seats if one.host is not None and any(same_host(one.host, name) for name in names)}
         return tuple(sorted(found | {self.hosts[name] for name in names if name in self.hosts}))
 

@@ -28,6 +28,7 @@ _STORE = re.compile(r"TCPStore|DistNetworkError|DistStoreError|recvValue|sendByt
 _PEER = re.compile(
     r"(?:closed by (?:remote )?peer|reset by peer|remote=|peer:?) ?\[?(?:::ffff:)?(?P<address>\d+\.\d+\.\d+\.\d+)"
 )
+_BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*Error: ")
 _FOLLOWS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
@@ -169,9 +170,13 @@ def _left_early(case: Case, found: Sequence[End]) -> Iterator[Finding]:
     lost = [one for one in exceptions if one.effect]
     waiting = waits(case).waiting()
     hurt = {one.rank for one in lost if one.rank is not None} | set(waiting)
+    coded = {one.rank: one.line for one in found if one.code == 0 and one.rank is not None}
+    if not lost:
+        told_lost = [line for line in case.lines if line.rank is not None and line.rank not in coded and _lost_peer(line)]
+        hurt |= {line.rank for line in told_lost if line.rank is not None}
     if not hurt and not lost:
         return
-    clean = {one.rank: one.line for one in found if one.code == 0 and one.rank is not None}
+    clean = dict(coded)
     told = words(case)
     for rank, lines in told.by_rank.items():
         # what a rank says again and again is no last word
@@ -181,6 +186,11 @@ def _left_early(case: Case, found: Sequence[End]) -> Iterator[Finding]:
     ended = sorted(rank for rank in clean if rank not in hurt)
     if ended and len(ended) <= max(1, len(world(case)) // 2):
         yield _early(case, ended, clean, lost)
+
+
+def _lost_peer(line: Line) -> bool:
+    """An exception of a rank, its traceback lost, that a peer's end brought about."""
+    return "Error" in line.text and _BARE.match(line.text) is not None and _GONE.search(line.text) is not None
 
 
 def _once(line: Line, lines: Sequence[Line]) -> bool:

@@ -17,7 +17,7 @@ USUAL_GBPS = 5.0
 _SOCKET = re.compile(r"NCCL INFO .*(?:Using network Socket\b|via NET/Socket/)|NCCL INFO NET/IB : No device found")
 _SHARED = re.compile(r"NCCL INFO .*\bvia SHM/")
 _FABRIC = re.compile(
-    r"^\s*State:\s*Active\s*$|\bstate ACTIVE physical_state LINK_?UP\b|Link layer:\s*InfiniBand|\blink_layer:\s*InfiniBand|\bPORT_ACTIVE\b|Infiniband controller: "
+    r"^\s*State:\s*Active\s*$|\bstate ACTIVE physical_state LINK_?UP\b|Link layer:\s*InfiniBand|\blink_layer:\s*InfiniBand|\bPORT_ACTIVE\b|Infiniband controller: |\bport \d+ ==> \S+ \(Up\)"
 )
 _NVLINK = re.compile(r"\bLink \d+: \d+(?:\.\d+)? GB/s|^GPU\d+\s.*\bNV\d+\b")
 _DOWNGRADED = re.compile(r"LnkSta:\s.*\(downgraded\)")

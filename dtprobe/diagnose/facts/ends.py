@@ -13,6 +13,7 @@ from dtprobe.diagnose.case import Case, Event, Line
 TABLE_LINES = 6
 """Lines of one entry of elastic's failure table."""
 _ONE_CODE = re.compile(r"(?i)(?:rank|worker|proc(?:ess)?|task|local_rank)[ _#-]*(?P<rank>\d+)\s*[=:]\s*(?P<code>-?\d+)")
+_BARE_LIST = re.compile(r"-?\d+(?:, ?-?\d+)+")
 _SHELL = {
     "Killed": signal.SIGKILL,
     "Segmentation fault": signal.SIGSEGV,
@@ -142,7 +143,10 @@ def _single(case: Case, event: Event, forced: set[int]) -> Iterator[End]:
 
 
 def _listed(event: Event) -> Iterator[End]:
-    """Several codes on one line, each after its rank or worker."""
+    """Several codes on one line, each after its rank or worker; a bare list of them is in the order of the ranks."""
+    if _BARE_LIST.fullmatch(event.fields["codes"]):
+        for rank, code in enumerate(event.fields["codes"].split(",")):
+            yield End(line=event.line, code=signed(int(code)), rank=rank, source="list")
     for found in _ONE_CODE.finditer(event.fields["codes"]):
         yield End(line=event.line, code=signed(int(found["code"])), rank=int(found["rank"]), source="list")
 

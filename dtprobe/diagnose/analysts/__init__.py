@@ -39,6 +39,7 @@ from dtprobe.diagnose.analysts import (
     tracebacks,
     transcripts,
     units,
+    visibility,
     watchdog,
 )
 from dtprobe.diagnose.case import Analyst, Case, Finding
@@ -80,6 +81,7 @@ ANALYSTS: tuple[Analyst, ...] = (
     own_pace.analyse,
     own_checks.analyse,
     rdma_counters.analyse,
+    visibility.analyse,
 )
 """All of them; their order does not matter."""
 

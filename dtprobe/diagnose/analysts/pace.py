@@ -19,6 +19,11 @@ SLOWER = 1.5
 WAITED = 4.0
 """Its peers wait this many times as long as the rank that they wait for."""
 CLOCK = 0.6
+LEAST_RANKS, LONGEST = 3, 4096
+_EACH = re.compile(r"(?i)(?<![\w-])(?:rank[ _]?|r)(?P<rank>\d{1,5})\s*[:=]\s*")
+_SECOND = ("r1", "R1", "k1", "k 1", "k_1")
+"""Whatever lists ranks has one of these, which is quicker to look for."""
+_NAMED = re.compile(r"^\s*[A-Za-z]")
 MOST_GPUS = 16
 _MHZ = re.compile(r"^(\d+(?:\.\d+)?)(?: MHz)?$")
 _WAIT = re.compile(r"(?i)wait|all_?reduce|\bcomm|sync|collective|exposed")
@@ -43,6 +48,14 @@ def analyse(case: Case) -> Iterator[Finding]:
                     taken[name][rank].append((float(found["value"]), line))
                 elif _WAIT.search(name):
                     waited[name][rank].append((float(found["value"]), line))
+    for line in case.lines:
+        for rank, text in _shares(line):
+            for found in _TIMED.finditer(text):
+                name = found["name"].strip().lower().rpartition(" ")[2]
+                if _WAIT.search(name):
+                    waited[name][rank].append((float(found["value"]), line))
+                else:
+                    taken[name][rank].append((float(found["value"]), line))
     for name, ranks in taken.items():
         if (finding := _slowest(name, ranks)) is not None:
             yield finding
@@ -51,6 +64,19 @@ def analyse(case: Case) -> Iterator[Finding]:
         if (finding := _awaited(name, ranks)) is not None:
             yield finding
             return
+
+
+def _shares(line: Line) -> Iterator[tuple[int, str]]:
+    """What one line tells of each rank: `r0: fwd 81 ms, r1: fwd 84 ms, ...`; nothing where it tells of fewer than three."""
+    if len(line.text) > LONGEST or not any(head in line.text for head in _SECOND):
+        return
+    heads = list(_EACH.finditer(line.text))
+    if len({head["rank"] for head in heads}) < LEAST_RANKS or len({head["rank"] for head in heads}) != len(heads):
+        return
+    ends = [*(head.start() for head in heads[1:]), len(line.text)]
+    for head, end in zip(heads, ends, strict=True):
+        text = line.text[head.end() : end]
+        yield int(head["rank"]), text if _NAMED.match(text) else f"step {text.lstrip()}"
 
 
 def _awaited(name: str, ranks: dict[int, list[tuple[float, Line]]]) -> Finding | None:

@@ -21,8 +21,9 @@ _CLEANUP = re.compile(
 _TROUBLE = re.compile(r"(?i)\b(?:exception|error|failed|failure|traceback|crash\w*|abort\w*|raised)\b")
 _PARTLY = re.compile(r"\b(\d+) ?(?:/|of) ?(\d+)\b|\b\d{1,3} ?%")
 _SPARSE = re.compile(
-    r"(?i)\b(?:empty|skip(?:ped|ping)?|no (?:valid|images?|tokens?|samples?|boxes|targets?|labels?|objects?|masks?|data|batch|positives?|experts?|loss|grad\w*)|without (?:images?|tokens?|labels?|targets?)|0 (?:images?|tokens?|samples?|boxes|targets?|labels?|objects?|masks?|positives?|valid|experts?|routed))\b"
+    r"(?i)\b(?:empty|skip(?:ped|ping)?|dropped|discarded|filtered|no (?:valid|images?|tokens?|samples?|boxes|targets?|labels?|objects?|masks?|data|batch|positives?|experts?|loss|grad\w*)|without (?:images?|tokens?|labels?|targets?)|0 (?:images?|tokens?|samples?|boxes|targets?|labels?|objects?|masks?|positives?|valid|experts?|routed))\b"
 )
+_LEFT_OUT = re.compile(r"(?i)\b(?:dropped|discarded|filtered|skipped|masked out)\b|\b\d+ of \d+ \S+ (?:left|remain\w*|kept)\b")
 _DESYNC = ("other-operation", "other-size", "other-place")
 
 
@@ -184,7 +185,8 @@ def _busy(found: Hang, rank: int, lines: Sequence[Line]) -> Iterator[Finding]:
             )
         return
     starved = _latest("says-starved", lines, 3)
-    if starved is not None:
+    # who has less to do than its peers comes to wait for the next batch before them
+    if starved is not None and not any(_LEFT_OUT.search(line.text) for line in lines):
         yield _finding(
             "data-starvation", 0.76, rank, f"Rank {rank} waited for its input when the others waited for it.", starved, found
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from dtprobe.diagnose import seen
-from dtprobe.diagnose.case import Case, Finding, quote
+from dtprobe.diagnose.case import Case, Finding, Line, quote
 from dtprobe.diagnose.facts.restarted import attempts
 from dtprobe.diagnose.seen.observed import Observation, Try
 
@@ -13,6 +14,10 @@ ANALYST = "restarts"
 STALE, NESTED = 0.85, 0.7
 TOGETHER_NS = 5_000_000_000
 """Begun within so long of each other's end: not one after the other."""
+_COUNT = re.compile(r"(?i)restart[_ ]?count[\"']?\s*[=:]\s*(?P<count>\d{1,4})")
+_ENDPOINT = re.compile(r"(?P<host>\d+\.\d+\.\d+\.\d+|[A-Za-z][\w.-]*)[<:](?P<port>\d{4,5})\b")
+_PUBLISHED = re.compile(r"(?i)\b(?:publish\w*|wrote|writes?|written|set|stored?|put|created?|announc\w*|listen\w*)\b")
+_READ = re.compile(r"(?i)\b(?:read|reads|got|get|fetch\w*|receiv\w*|found|took|join\w*|connect\w*)\b")
 MESH = ("gloo-mesh-refused", "gloo-mesh-failed", "gloo-loopback-connect", "gloo-unreachable")
 
 
@@ -20,6 +25,7 @@ def analyse(case: Case) -> Iterator[Finding]:
     """A finding each for a stale store and for nested launchers."""
     observed = seen.of(case).observations
     yield from _stale(case, observed)
+    yield from _other_attempt(case)
     yield from _nested(seen.of(case).tries)
 
 
@@ -48,6 +54,65 @@ def _stale(case: Case, observed: Sequence[Observation]) -> Iterator[Finding]:
         evidence=tuple(evidence),
         not_proven="why the attempt before the restart failed",
     )
+
+
+def _other_attempt(case: Case) -> Iterator[Finding]:
+    """Ranks that count another attempt than their peers, or go to another address than was published, which refuses them."""
+    marked = [line for line in case.lines if "estart" in line.text or "ESTART" in line.text]
+    if not marked:
+        return
+    refused = [line for line in case.lines if "refused" in line.text or "connection abort" in line.text]
+    stale = _at_old_address(case, refused) or (_behind(marked) if refused else {})
+    if not stale:
+        return
+    ranks = tuple(sorted(stale))
+    line, other = stale[ranks[0]]
+    yield Finding(
+        mode="restart-stale-store",
+        analyst=ANALYST,
+        likelihood=STALE,
+        because=f"After a restart rank {', '.join(map(str, ranks[:8]))} still goes by what the attempt before left in the store.",
+        first=ranks[0],
+        suspects=ranks,
+        at_ns=line.t_ns,
+        evidence=(quote(line, "cause"), quote(other, "cause"), *(quote(each, "confirm") for each in refused[:1])),
+        not_proven="why the attempt before the restart failed",
+    )
+
+
+def _at_old_address(case: Case, refused: Sequence[Line]) -> dict[int, tuple[Line, Line]]:
+    """The ranks that read an address other than the one published last, and are refused there: their line, and the publisher's."""
+    published: tuple[str, Line] | None = None
+    found: dict[int, tuple[Line, Line]] = {}
+    for line in case.lines if refused else ():
+        if line.rank is None or not ("<" in line.text or ":" in line.text) or not (at := _ENDPOINT.search(line.text)):
+            continue
+        if _PUBLISHED.search(line.text):
+            published = at["port"], line
+        elif published is not None and at["port"] != published[0] and _READ.search(line.text) and _named(at["port"], refused):
+            found[line.rank] = line, published[1]
+    return found
+
+
+def _named(port: str, refused: Sequence[Line]) -> bool:
+    return any(port in line.text for line in refused)
+
+
+def _behind(marked: Sequence[Line]) -> dict[int, tuple[Line, Line]]:
+    """The ranks that tell a lower number of restarts below a line that tells a higher one."""
+    newest: tuple[int, Line] | None = None
+    found: dict[int, tuple[Line, Line]] = {}
+    for line in marked:
+        if line.rank is None or not (told := _COUNT.search(line.text)):
+            continue
+        count = int(told["count"])
+        if newest is None or count > newest[0]:
+            newest = count, line
+        elif count < newest[0] and line.artifact.name == newest[1].artifact.name:
+            found[line.rank] = line, newest[1]
+        else:
+            found.pop(line.rank, None)
+    return found
 
 
 def _restarted(observed: Sequence[Observation]) -> list[Observation]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from dtprobe.diagnose.case import Case, Finding, Line, quote
 from dtprobe.diagnose.facts.hang import Hang, hang, world
-from dtprobe.diagnose.facts.words import NEAR, Difference, Words, says, words
+from dtprobe.diagnose.facts.words import LAST, NEAR, Difference, Words, says, shape, unranked, words
 
 _TOTALS = re.compile(
     r"(?i)^(?:\w*loader|dataset|batches|steps|iterations|iters|len|length|shards?|files|samples|examples|records|rows|items|sequences|documents)$"
@@ -37,6 +39,8 @@ def analyse(case: Case) -> Iterator[Finding]:
     if found is not None and found.kind == "p2p":
         yield from _unpaired(found, told, world(case))
         return
+    if found is not None and found.kind == "nobody" and (parted := _parted(found, told)) is not None:
+        yield parted
     differing = told.differences()
     if found is None:
         yield from _different(differing, None)
@@ -63,6 +67,37 @@ def _unpaired(found: Hang, told: Words, everybody: frozenset[int]) -> Iterator[F
                 found,
             )
             return
+
+
+def _parted(found: Hang, told: Words) -> Finding | None:
+    """Time-outs of old versions tell no sizes, so that two calls look like one: here the last words show that one rank went another way.
+
+    All others end with one text, which that rank never said, and it ends with one that they never said.
+    """
+    ranks = [rank for rank in found.waiting if told.by_rank.get(rank)]
+    if len(ranks) < 3 or len(ranks) < len(found.waiting) or any(one.numel_in is not None for one in found.timeouts):
+        return None
+    said = {rank: [unranked(line.text) for line in told.by_rank[rank][-LAST:]] for rank in ranks}
+    counts = Counter(texts[-1] for texts in said.values())
+    usual, often = counts.most_common(1)[0]
+    odd = [rank for rank in ranks if said[rank][-1] != usual]
+    if often != len(ranks) - 1 or usual in said[odd[0]]:
+        return None
+    mine = told.by_rank[odd[0]][-1]
+    alike = shape(said[odd[0]][-1])
+    if any(alike == shape(text) for rank in ranks if rank != odd[0] for text in said[rank][-NEAR:]):
+        return None
+    other = next(told.by_rank[rank][-1] for rank in ranks if rank not in odd)
+    parted = _finding(
+        "data-dependent-branch-desync",
+        0.78,
+        odd[0],
+        f"The last words of rank {odd[0]} and of all its peers are of different branches of the program.",
+        mine,
+        found,
+        "that their calls differ: these time-outs tell no sizes",
+    )
+    return replace(parted, evidence=(*parted.evidence, quote(other, "cause")))
 
 
 def _guilty(found: Hang, told: Words) -> list[tuple[int, Sequence[Line]]]:

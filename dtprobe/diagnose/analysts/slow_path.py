@@ -10,7 +10,7 @@ from dtprobe.diagnose.facts.raised import raised
 from dtprobe.diagnose.facts.timeouts import waits
 
 ANALYST = "slow path"
-SLOW, ONLY = 0.84, 0.4
+SLOW, ONLY, UNSEEN = 0.84, 0.4, 0.66
 PART = 0.3
 """Less than this part of the port's rate is slow."""
 USUAL_GBPS = 5.0
@@ -60,8 +60,12 @@ def analyse(case: Case) -> Iterator[Finding]:
             compared.append(line)
     least = PART * max(rates) / 8 if rates else USUAL_GBPS
     low = [line for value, line in reached if 0 < value < least]
+    several = len({line.host for line in taken if line.host}) > 1
+    unseen = any("No device found" in line.raw for line in taken)
     if taken and present:
         yield _finding("NCCL takes sockets", taken, present, low, compared)
+    elif taken and low and several and (unseen or compared):
+        yield _finding("NCCL takes sockets between hosts", taken, [], low, compared, UNSEEN)
     elif shared and links:
         yield _finding("NCCL takes shared memory", shared, links, low, compared)
     elif downgraded and (low or compared):
@@ -85,20 +89,27 @@ def _taken(case: Case) -> tuple[list[Line], list[Line], list[Line]]:
 
 
 def _finding(
-    what: str, taken: Sequence[Line], present: Sequence[Line], low: Sequence[Line], compared: Sequence[Line]
+    what: str,
+    taken: Sequence[Line],
+    present: Sequence[Line],
+    low: Sequence[Line],
+    compared: Sequence[Line],
+    surely: float = SLOW,
 ) -> Finding:
     slow = [*low, *compared]
     sockets = [line for line in taken if "Using network" in line.raw] or list(taken)
+    unseen = [line for line in taken if "No device found" in line.raw]
+    sockets = [*sockets[:1], *unseen[:1], *sockets[1:2]]
     return Finding(
         mode="slow-collective-path",
         analyst=ANALYST,
-        likelihood=SLOW if slow else ONLY,
+        likelihood=surely if slow else ONLY,
         because=what
         + (", though a faster link is there" if present else "")
         + (", and what it reaches is far below it." if slow else "."),
         first="all",
         evidence=(
-            *(quote(line, "cause") for line in sockets[:2]),
+            *(quote(line, "cause") for line in sockets[:3]),
             *(quote(line, "cause") for line in present[:2]),
             *(quote(line, "confirm") for line in slow[:2]),
         ),

@@ -276,8 +276,13 @@ def _p2p(case: Case, one: Hang) -> Iterator[Finding]:
         first=source,
         suspects=suspects,
         at_ns=one.began_ns,
-        evidence=tuple(quote(item.line, "cause") for item in one.timeouts[:SEVERAL])
-        or ((quote(one.line, "cause"),) if one.line else ()),
+        evidence=(
+            *(
+                tuple(quote(item.line, "cause") for item in one.timeouts[:SEVERAL])
+                or ((quote(one.line, "cause"),) if one.line else ())
+            ),
+            *(quote(line, "confirm") for rank in suspects[:SEVERAL] if (line := words(case).last(rank)) is not None),
+        ),
         not_proven="which side lacks its partner",
     )
 

@@ -45,6 +45,9 @@ def host_of(event: Event, case: Case) -> str | None:
         return event.host
     if (named := _OBJECT.search(event.line.text)) and re.search(r"[\d-]", named["host"]):
         return named["host"]
+    sections = case.who.sections.get(event.line.artifact.name, ())
+    if (pod := next((one.pod for one in reversed(sections) if one.first <= event.line.number), None)) is not None:
+        return pod
     words = set(
         re.split(r"[^\w-]+|(?<=[a-z])[-_](?=[a-z])|\b(?:dmesg|kern|messages|journal|syslog)[-_]", event.line.artifact.name)
     )

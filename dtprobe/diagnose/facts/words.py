@@ -119,6 +119,11 @@ def shape(text: str) -> str:
     return re.sub(r"[\s\u2580-\u259f|]+", " ", bare).strip()
 
 
+def unranked(text: str) -> str:
+    """The line without the rank that it names and without times: equal where two ranks say the same."""
+    return " ".join(_STAMP.sub("", _RANK_WORD.sub("", text)).split())
+
+
 def stem(text: str) -> str:
     """How the line begins, numbers left out: up to its third word."""
     kept: list[str] = []

@@ -76,3 +76,54 @@ def test_a_rank_whose_samples_were_dropped_waits_for_the_next_batch_but_was_not_
 
     assert said("[rank2] sample 551 discarded: no target tokens").failure_mode == "data-dependent-branch-desync"
     assert said().failure_mode == "data-starvation"
+
+
+def old_time_out(rank: int) -> str:
+    return (
+        f"[E ProcessGroupNCCL.cpp:821] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=61, OpType=ALLREDUCE, "
+        "Timeout(ms)=1800000) ran for 1800900 milliseconds before timing out."
+    )
+
+
+def test_last_words_of_two_branches_part_a_rank_where_time_outs_tell_no_sizes(case):
+    before = [f"[rank{rank}] round 3 begins" for rank in range(4)]
+    hung = [old_time_out(rank) for rank in range(4)]
+
+    def said(*lines: str):
+        read = case(*before, *lines, *hung)
+        return decide(read, *conclude(read))
+
+    others = [f"[rank{rank}] round 4 begins" for rank in (0, 1, 3)]
+    parted = said(*others, "[rank2] early stopping: collecting predictions")
+    assert (parted.failure_mode, parted.first_failing_rank) == ("data-dependent-branch-desync", 2)
+    assert said(*others, "[rank2] round 4 begins").failure_mode == "symmetric-hang"
+    assert said(*others, "[rank2] round 4 begins", "[rank2] throughput 31.2").failure_mode == "symmetric-hang"
+
+
+def test_an_evicted_pod_is_the_ranks_at_its_address(case):
+    read = case(
+        **{
+            "pod.txt": [
+                "Name:         ft-gpu-b7x2",
+                "Node:         pool-3/10.9.0.8",
+                "IP:           10.60.1.9",
+                "Reason:       Evicted",
+            ],
+            "driver.log": [
+                f"(Controller pid=2) - (ip=10.60.1.{8 + rank // 2}, pid={50 + rank}) world_rank={rank}, local_rank={rank % 2}, node_rank={rank // 2}"
+                for rank in range(4)
+            ],
+        }
+    )
+    found = decide(read, *conclude(read))
+    assert (found.failure_mode, found.first_failing_rank) == ("k8s-pod-evicted", 2)
+
+
+def test_sockets_between_hosts_and_little_bandwidth_are_a_slow_path(case):
+    lines = [f"h{host}:5:6 [0] NCCL INFO NET/IB : No device found." for host in (1, 2)]
+    lines += [f"h{host}:5:6 [0] NCCL INFO Using network Socket" for host in (1, 2)]
+    slow, fast = "all_reduce 1 GiB: busbw 1.1 GB/s", "all_reduce 1 GiB: busbw 190.2 GB/s"
+    read = case(*lines, slow)
+    assert decide(read, *conclude(read)).failure_mode == "slow-collective-path"
+    read = case(*lines, fast)
+    assert decide(read, *conclude(read)).failure_mode != "slow-collective-path"

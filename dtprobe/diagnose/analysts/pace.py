@@ -21,7 +21,10 @@ WAITED = 4.0
 CLOCK = 0.6
 LEAST_RANKS, LONGEST = 3, 4096
 _EACH = re.compile(r"(?i)(?<![\w-])(?:rank[ _]?|r)(?P<rank>\d{1,5})\s*[:=]\s*")
-_SECOND = ("r1", "R1", "k1", "k 1", "k_1")
+_LIST = re.compile(
+    r"(?i)(?:\bms\b|time|seconds)[^\[\n]{0,20}(?:per|each|by|of all|of the) (?:rank|worker|gpu)s?[^\[\n]{0,12}\[\s*(?P<values>\d+(?:\.\d+)?(?:,\s*\d+(?:\.\d+)?){2,})\s*\]"
+)
+_SECOND = ("r1", "R1", "k1", "k 1", "k_1", " rank", " worker", " gpu")
 """Whatever lists ranks has one of these, which is quicker to look for."""
 _NAMED = re.compile(r"^\s*[A-Za-z]")
 MOST_GPUS = 16
@@ -69,6 +72,9 @@ def analyse(case: Case) -> Iterator[Finding]:
 def _shares(line: Line) -> Iterator[tuple[int, str]]:
     """What one line tells of each rank: `r0: fwd 81 ms, r1: fwd 84 ms, ...`; nothing where it tells of fewer than three."""
     if len(line.text) > LONGEST or not any(head in line.text for head in _SECOND):
+        return
+    if (listed := _LIST.search(line.text)) is not None:
+        yield from enumerate(f"step {value} ms" for value in listed["values"].split(","))
         return
     heads = list(_EACH.finditer(line.text))
     if len({head["rank"] for head in heads}) < LEAST_RANKS or len({head["rank"] for head in heads}) != len(heads):

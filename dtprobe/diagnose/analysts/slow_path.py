@@ -26,7 +26,7 @@ _REACHED = re.compile(
     r"(?i)\b(?:bus|alg)[ _-]?(?:bw|bandwidth)\b\s*[:=]?\s*(?P<value>\d+(?:\.\d+)?)\s*(?:GB/s)?|^\s*\d{6,}\s+\d+\s+\w+\s+\w+\s+-?\d+\s+[\d.]+\s+[\d.]+\s+(?P<busbw>[\d.]+)\s"
 )
 _COMPARED = re.compile(
-    r"(?i)\b(?:slower than|expected|should be|instead of|used to be|before it was|single[- ]node|one node|baseline)\b[^\n]{0,40}\d"
+    r"(?i)\b\d+(?:\.\d+)?x slower\b|\b(?:slower than|expected|should be|instead of|used to be|before it was|single[- ]node|one node|baseline)\b[^\n]{0,40}\d"
 )
 
 
@@ -64,7 +64,7 @@ def analyse(case: Case) -> Iterator[Finding]:
     unseen = any("No device found" in line.raw for line in taken)
     if taken and present:
         yield _finding("NCCL takes sockets", taken, present, low, compared)
-    elif taken and low and several and (unseen or compared):
+    elif taken and (low or compared) and (unseen or (several and low and compared)):
         yield _finding("NCCL takes sockets between hosts", taken, [], low, compared, UNSEEN)
     elif shared and links:
         yield _finding("NCCL takes shared memory", shared, links, low, compared)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from dtprobe.diagnose.case import Case, Event, Finding, First, Line, Quote, Role, quote
+from dtprobe.diagnose.facts.ends import ends
 from dtprobe.diagnose.facts.hang import Hang, hang, world
 from dtprobe.diagnose.facts.timeouts import Timeout, waits
 from dtprobe.diagnose.facts.words import words
@@ -148,7 +150,8 @@ def _most_enqueued(case: Case, one: Hang) -> int:
 
 
 def _absent(case: Case, one: Hang) -> Finding:
-    alive = [rank for rank in one.odd if words(case).last(rank) or waits(case).status(rank, one.group)]
+    ended = {end.rank for end in ends(case) if end.signal == signal.SIGTERM and not end.forced}
+    alive = [rank for rank in one.odd if rank in ended or words(case).last(rank) or waits(case).status(rank, one.group)]
     typical = one.typical
     what = typical.what if typical else "a collective"
     told = [rank for rank in one.odd if waits(case).status(rank, one.group)]

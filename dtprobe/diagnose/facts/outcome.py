@@ -46,7 +46,6 @@ _AT = re.compile(
 _LOGGED = re.compile(
     r"\b(?:ERROR|WARN(?:ING)?|CRITICAL)\b|(?i:\b(?:failed|could not|cannot|caught|ignor\w+|retry\w*|giving up)\b)"
 )
-_THROWN = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))(?:: \S|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,19 +101,7 @@ def _failed(case: Case) -> bool:
     if any(event.fields["state"] not in WELL | UNDER_WAY or event.fields.get("code", "0") != "0" for event in rows):
         return True
     told, logged = words(case), handled(case)
-    thrown = [*raised(case), *_bare(case)]
-    return any(not (one.ignored or before(one.line) or _went_on(one, told, 1 if one in logged else 2)) for one in thrown)
-
-
-def _bare(case: Case) -> Iterator[Raised]:
-    """Exceptions of a rank of which only the last line was kept."""
-    known = {(one.line.artifact.name, one.line.number) for one in raised(case)}
-    for line in case.lines:
-        if line.rank is None or ("Error" not in line.text and "Exception" not in line.text) or line.artifact.kind not in SPOKEN:
-            continue
-        found = _THROWN.match(line.text)
-        if found is not None and (line.artifact.name, line.number) not in known:
-            yield Raised(rank=line.rank, type=found["type"], text=line.text, line=line, first_line=line.number)
+    return any(not (one.ignored or before(one.line) or _went_on(one, told, 1 if one in logged else 2)) for one in raised(case))
 
 
 @lru_cache(maxsize=2)

@@ -14,6 +14,8 @@ _FILE = re.compile(r'^[\s|+]*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (
 _ENDS = re.compile(
     r"^[\s|+]*(?:\[rank ?\d+\]:? ?)?(?P<type>[A-Za-z_][\w]*(?:\.[A-Za-z_]\w*)*)(?:\((?P<inner>[\w.]+)\))?(?:: ?(?P<text>.*))?$"
 )
+_BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S")
+"""An exception's own line behind a rank's tag: of some logs only these lines are kept."""
 _LOOKS_LIKE_ONE = re.compile(r"(?:Error|Exception|Exit|Interrupt|Warning|Fault|Failure|Timeout|Aborted|Iteration|Group)$")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _LAUNCHERS = re.compile(
@@ -119,6 +121,13 @@ def _read(case: Case) -> Iterator[Raised]:
             continue
         block = open_blocks.get(key)
         if block is None:
+            if (
+                line.rank is not None
+                and line.artifact.kind == "text"
+                and ("Error" in text or "Exception" in text)
+                and _BARE.match(text)
+            ):
+                yield from filter(None, (_end(line, _Block(line, chained=False, ignored=False)),))
             continue
         if (one := _end(line, block)) is not None:
             del open_blocks[key]

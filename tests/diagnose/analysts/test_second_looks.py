@@ -58,6 +58,12 @@ def test_the_slow_rank_is_found_where_one_line_tells_of_all(case):
     assert not list(pace.analyse(case(*(line.replace("311", "84") for line in lines))))
 
 
+def test_the_slow_rank_is_found_in_a_list_of_all(case):
+    lines = [f"step {step} time (ms) per rank: [80, 8{step}, 290, 82]" for step in range(6)]
+    (found,) = pace.analyse(case(*lines))
+    assert (found.mode, found.first) == ("straggler", 2)
+
+
 def gave_up(rank: int) -> str:
     return (
         f"[rank{rank}]:[E0912 03:00:01.{rank:09d} ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective operation timeout: "

@@ -78,3 +78,8 @@ def test_an_exception_of_the_program_s_own_class_is_a_cause(case):
     (one,) = raised(case("Traceback (most recent call last):", '  File "a.py", line 1, in f', "mine.BadBatch: three of four"))
     assert not one.effect
     assert not one.launcher
+
+
+def test_the_last_line_alone_behind_a_ranks_tag_is_an_exception(case):
+    (found,) = raised(case("[rank2]: KeyError: 'mask'", "KeyError: nobody's", "[rank1] Errors: 0"))
+    assert (found.rank, found.type, found.frames) == (2, "KeyError", ())

@@ -64,7 +64,7 @@ def analyse(case: Case) -> Iterator[Finding]:
     unseen = any("No device found" in line.raw for line in taken)
     if taken and present:
         yield _finding("NCCL takes sockets", taken, present, low, compared)
-    elif taken and (low or compared) and (unseen or (several and low and compared)):
+    elif taken and compared and (unseen or (several and low)):
         yield _finding("NCCL takes sockets between hosts", taken, [], low, compared, UNSEEN)
     elif shared and links:
         yield _finding("NCCL takes shared memory", shared, links, low, compared)

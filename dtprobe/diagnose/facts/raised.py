@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dtprobe.diagnose.case import Case, Line
 
+GOES_ON = 2
+_WORKS = re.compile(r"(?i)\b(?:step|iter(?:ation)?|epoch|batch|update)s?\b[\s:=#'\"\[(]*\d")
 HEAD = "Traceback (most recent call last)"
 _FILE = re.compile(r'^[\s|+]*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.*))?')
 _ENDS = re.compile(
@@ -44,7 +47,7 @@ _EFFECTS = re.compile(
 class Raised:
     """An exception that ended a traceback. `frames` are `file:line in name`, outermost first. `lines` are first and last line number.
 
-    `effect`: its words tell that something else failed before (a peer is gone, a time-out, the launcher's own report).
+    `bare`: only its last line was kept. `effect`: its words tell that something else failed before (a peer is gone, a time-out, the launcher's own report).
     """
 
     rank: int | None
@@ -58,6 +61,7 @@ class Raised:
     launcher: bool = False
     chained: bool = False
     ignored: bool = False
+    bare: bool = False
 
     @property
     def short(self) -> str:
@@ -88,8 +92,27 @@ class _Block:
 
 @lru_cache(maxsize=2)
 def raised(case: Case) -> tuple[Raised, ...]:
-    """Every exception that ended a traceback, in the order read."""
-    return tuple(_read(case))
+    """Every exception that ended a traceback, in the order read; without one those that their rank did not go on after."""
+    found = tuple(_read(case))
+    bare = [one for one in found if one.bare]
+    over = _went_on(case, bare) if bare else frozenset()
+    return tuple(one for one in found if one not in over)
+
+
+def _went_on(case: Case, bare: Sequence[Raised]) -> frozenset[Raised]:
+    """Those after which their rank told of more work in the same file, and not of a restart: a program printed what it caught."""
+    open_ones = {(one.line.artifact.name, one.line.number): one for one in bare}
+    running: dict[tuple[str, int | None], list[Raised]] = {}
+    told: Counter[Raised] = Counter()
+    for line in case.lines:
+        name = line.artifact.name
+        if (one := open_ones.get((name, line.number))) is not None:
+            running.setdefault((name, line.rank), []).append(one)
+        elif running and "restart" in line.text:
+            running = {key: ones for key, ones in running.items() if key[0] != name}
+        elif running and (name, line.rank) in running and _WORKS.search(line.text):
+            told.update(running[name, line.rank])
+    return frozenset(one for one, times in told.items() if times >= GOES_ON)
 
 
 def _stream(line: Line) -> tuple[object, ...]:
@@ -121,17 +144,20 @@ def _read(case: Case) -> Iterator[Raised]:
             continue
         block = open_blocks.get(key)
         if block is None:
-            if (
-                line.rank is not None
-                and line.artifact.kind == "text"
-                and ("Error" in text or "Exception" in text)
-                and _BARE.match(text)
-            ):
-                yield from filter(None, (_end(line, _Block(line, chained=False, ignored=False)),))
+            if (one := _alone(line)) is not None:
+                yield one
             continue
         if (one := _end(line, block)) is not None:
             del open_blocks[key]
             yield one
+
+
+def _alone(line: Line) -> Raised | None:
+    """An exception of a rank of which this line is all that is left."""
+    if line.rank is None or line.artifact.kind != "text" or ("Error" not in line.text and "Exception" not in line.text):
+        return None
+    one = _end(line, _Block(line, chained=False, ignored=False)) if _BARE.match(line.text) else None
+    return replace(one, bare=True) if one is not None else None
 
 
 def _end(line: Line, block: _Block) -> Raised | None:

@@ -83,3 +83,10 @@ def test_an_exception_of_the_program_s_own_class_is_a_cause(case):
 def test_the_last_line_alone_behind_a_ranks_tag_is_an_exception(case):
     (found,) = raised(case("[rank2]: KeyError: 'mask'", "KeyError: nobody's", "[rank1] Errors: 0"))
     assert (found.rank, found.type, found.frames) == (2, "KeyError", ())
+
+
+def test_a_last_line_that_its_rank_trained_on_after_was_caught(case):
+    thrown, on = "[rank1] ValueError: torn record", ["[rank1] step 6 loss 1", "[rank1] step 7 loss 1"]
+    assert not raised(case(thrown, *on))
+    assert len(raised(case(thrown, *(line.replace("rank1", "rank0") for line in on)))) == 1
+    assert len(raised(case(thrown, "1/3 attempts left; will restart worker group", *on))) == 1

@@ -22,6 +22,7 @@ def analyse(case: Case) -> Iterator[Finding]:
     yield from _too_many(case)
     yield from _one_device(case)
     yield from _worlds_of_one(case)
+    yield from _launcher_a_task(case)
     yield from _versions(case)
     yield from _addresses(case)
     yield from _no_server(case)
@@ -158,6 +159,37 @@ def _versions(case: Case) -> Iterator[Finding]:
         first="all",
         evidence=(*_quotes(list(by_version.values())[:3], "cause"), *_quotes(failed[:1], "effect")),
         not_proven="that the versions cannot work together",
+    )
+
+
+_A_NODE = re.compile(r"(?:--ntasks-per-node|SLURM_NTASKS_PER_NODE)[= ](?P<tasks>\d+)")
+_LAUNCHED = re.compile(r"\bsrun\b.*?\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|deepspeed)\b")
+_WORKERS = re.compile(r"--nproc[-_]per[-_]node[= ](?P<workers>\d+)|--num_(?:processes|gpus)[= ](?P<others>\d+)")
+
+
+def _launcher_a_task(case: Case) -> Iterator[Finding]:
+    """The scheduler starts several tasks a node, each a launcher of several workers, and they are in each other's way."""
+    clash = case.of("address-in-use", "duplicate-gpu")
+    tasks = workers = None
+    for line in case.lines:
+        if "srun" not in line.text and "TASKS_PER_NODE" not in line.text and "ntasks-per-node" not in line.text:
+            continue
+        launched = _LAUNCHED.search(line.text)
+        # what stands on srun's own command line holds, whatever the job asked for
+        own = _A_NODE.search(line.text[: launched.end()] if launched else line.text)
+        if own and (launched or tasks is None or _LAUNCHED.search(tasks[1].text) is None):
+            tasks = int(own["tasks"]), line
+        if launched and (found := _WORKERS.search(line.text)):
+            workers = int(found["workers"] or found["others"]), line
+    if tasks is None or workers is None or tasks[0] < 2 or workers[0] < 2 or not clash:
+        return
+    yield Finding(
+        mode="nested-launcher",
+        analyst="tasks",
+        likelihood=0.88,
+        because=f"srun starts {tasks[0]} tasks a node, and each of them is a launcher of {workers[0]} workers that wants the same port and devices.",
+        first="all",
+        evidence=(quote(tasks[1], "cause"), quote(workers[1], "cause"), *_quotes(clash[:2], "effect")),
     )
 
 

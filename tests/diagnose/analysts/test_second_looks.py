@@ -133,3 +133,18 @@ def test_sockets_without_a_device_are_a_slow_path_where_more_was_expected(case):
     assert decide(read, *conclude(read)).failure_mode == "slow-collective-path"
     read = case(*lines, fast)
     assert decide(read, *conclude(read)).failure_mode != "slow-collective-path"
+
+
+def test_a_launcher_in_every_task_of_a_node_is_nested(case):
+    clash = "1: RuntimeError: The server socket has failed to bind to [::]:29400 (errno: 98 - Address already in use)."
+
+    def said(*script: str) -> str:
+        read = case(*script, clash)
+        return decide(read, *conclude(read)).failure_mode
+
+    assert (
+        said("#SBATCH --ntasks-per-node=8", "srun python -m torch.distributed.run --nproc-per-node=8 fit.py")
+        == "nested-launcher"
+    )
+    assert said("#SBATCH --ntasks-per-node=8", "srun --ntasks-per-node=1 torchrun --nproc_per_node=8 fit.py") == "eaddrinuse"
+    assert said("#SBATCH --ntasks-per-node=1", "srun torchrun --nproc_per_node=8 fit.py") == "eaddrinuse"

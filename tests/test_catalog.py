@@ -93,7 +93,9 @@ def test_a_second_scenario_of_one_name_is_refused_not_silently_preferred(content
 
 
 def test_a_scenario_imports_what_lies_beside_it_and_not_what_lies_beside_another_of_its_name(content, tmp_path):
-    text = SCENARIO.replace("base = Scenario(", "from .words import TITLE\n\nbase = Scenario(").replace('title="t"', "title=TITLE")
+    text = SCENARIO.replace("base = Scenario(", "from .words import TITLE\n\nbase = Scenario(").replace(
+        'title="t"', "title=TITLE"
+    )
     for place in ("one", "other"):
         folder = tmp_path / place / "scenarios" / "split"
         folder.mkdir(parents=True)

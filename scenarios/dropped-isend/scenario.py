@@ -29,7 +29,9 @@ scenario = Scenario(
     fault=Arm(PROGRAM, args=("--mode", "dropped", "--rounds", "3", "--timeout-s", str(TIMEOUT_S))),
     mitigated=Arm(PROGRAM, args=("--mode", "dropped", "--rounds", "3", "--exchange")),
     expect={"torch>=2.9": "reproduced"},
-    looks_like=("p2p-unpaired",),  # gloo records no point-to-point calls: a send that was dropped and one never made leave the same
+    looks_like=(
+        "p2p-unpaired",
+    ),  # gloo records no point-to-point calls: a send that was dropped and one never made leave the same
 )
 
 

@@ -8,8 +8,8 @@ from importlib.resources import files
 import pytest
 
 from dtprobe import catalog
-from dtprobe.diagnose.modes import modes
 from dtprobe.diagnose.facts.words import vocabulary
+from dtprobe.diagnose.modes import modes
 from dtprobe.diagnose.weigh import levels
 
 KNOWLEDGE = files("dtprobe.diagnose") / "knowledge"

@@ -95,7 +95,9 @@ def _made(held: ExitStack) -> Path:
             held.enter_context(_locked(folder))
             if folder.exists():
                 return folder
-    raise UsageError(f"no temporary folder can be kept in {tempfile.gettempdir()}", "set TMPDIR to a folder that is not cleaned")
+    raise UsageError(
+        f"no temporary folder can be kept in {tempfile.gettempdir()}", "set TMPDIR to a folder that is not cleaned"
+    )
 
 
 @contextmanager

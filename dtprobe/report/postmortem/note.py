@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dtprobe.diagnose.case import First
-from dtprobe.diagnose.modes import modes
 from dtprobe.diagnose.diagnosis import HEALTHY, UNDETERMINED, Diagnosis
+from dtprobe.diagnose.modes import modes
 from dtprobe.report import words
 from dtprobe.report.postmortem import moments, waits
 from dtprobe.report.postmortem.advice import Advice, to_collect

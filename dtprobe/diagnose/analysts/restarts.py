@@ -136,8 +136,8 @@ def _nested(tries: Sequence[Try]) -> Iterator[Finding]:
             return
         if one.pid is not None:
             zeros.setdefault(one.pid, []).append(one)
-    if len(zeros) < 2:
-        return
+    if len(zeros) < 2 or len({found[0].line.artifact.name for found in zeros.values()}) < len(zeros):
+        return  # children of one rank speak in its name, and into its own file
     begun = max(found[0].begun_ns for found in zeros.values())
     ended = min(found[-1].ended_ns or found[-1].begun_ns for found in zeros.values())
     if begun > ended + TOGETHER_NS:

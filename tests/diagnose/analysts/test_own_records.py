@@ -343,3 +343,16 @@ def test_starts_of_which_some_meet_addresses_of_others(case: MakeCase) -> None:
     bad = [record(5 + at, "start", 0, trial=at, error=refused, sum=None) for at in range(2)]
     assert [one.mode for one in own_checks.analyse(case(**{"rank0.jsonl": good + bad}))] == ["filestore-stale-file"]
     assert not list(own_checks.analyse(case(**{"rank0.jsonl": bad})))
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("", "healthy"), (RECEIVED, "collective-skipped")])
+def test_a_wait_in_a_dump_of_a_job_at_work_is_over_where_the_rank_says_that_its_work_went_well(
+    case: MakeCase, text: str, wanted: str
+) -> None:
+    files = {
+        "dump_0.json": dump(call(1, 1), call(2, 2)),
+        "dump_1.json": dump(call(1, 1), call(2, 2), call(3, 3, done=False)),
+        "rank0.jsonl": [*tried(0, 0.9, 0.2), *tried(0, 1.9, 0.2)],
+        "rank1.jsonl": [*tried(1, 0.9, 0.2), *tried(1, 1.9, 0.2), *tried(1, 2.9, 2.1, text)],
+    }
+    assert answer(case(**files)) == wanted

@@ -174,3 +174,8 @@ def test_every_process_is_rank_0(case: Callable[..., Case]) -> None:
     assert (found.mode, found.first) == ("nested-launcher", "all")
     files["rank1.jsonl"] = tried(1, 1, 0.1, pid=901)
     assert list(restarts.analyse(case(**files))) == []
+
+
+def test_children_of_one_rank_that_speak_in_its_name_are_no_jobs(case: Callable[..., Case]) -> None:
+    lines = [line for child in (0, 1, 2) for line in tried(0, 1 + child / 100, 0.1, pid=900 + child)]
+    assert list(restarts.analyse(case(**{"rank0.jsonl": lines}))) == []

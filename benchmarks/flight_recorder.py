@@ -13,17 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pickle
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from _processes import Run, ran
 from rich.console import Console
 from rich.table import Table
 
@@ -32,17 +29,6 @@ WIDTH = 8
 HISTORY = 40_000
 T0_NS = 1_780_000_000_000_000_000
 OPS = ("_all_gather_base", "all_reduce", "_reduce_scatter_base")
-
-
-@dataclass(frozen=True)
-class Run:
-    """What one process took."""
-
-    wall_s: float
-    cpu_s: float
-    peak_mb: float
-    code: int
-    out: str
 
 
 def main() -> int:
@@ -76,7 +62,7 @@ def main() -> int:
         found: dict[str, list[Run]] = {kind: [] for kind in commands}
         for _ in range(options.rounds):
             for kind, command in commands.items():
-                found[kind].append(_run(command))
+                found[kind].append(ran(command))
     return told(
         found, behind, f"{options.ranks} ranks x {options.entries} entries x {options.frames} frames, {size / 1e6:.0f} MB"
     )
@@ -132,17 +118,6 @@ def _entry(
         "timeout_ms": 600_000,
         "is_p2p": False,
     }
-
-
-def _run(command: list[str]) -> Run:
-    with tempfile.TemporaryFile("w+") as out:
-        begun = time.perf_counter()
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-        wall = time.perf_counter() - begun
-        process.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0)
-        return Run(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, process.returncode, out.read())
 
 
 def told(found: dict[str, list[Run]], behind: int, title: str) -> int:

@@ -21,11 +21,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from _processes import Run, ran
 from rich.console import Console
 from rich.table import Table
 
@@ -34,17 +33,6 @@ from dtprobe.diagnose.signatures import anchors, signatures
 WANTED_RATIO, WANTED_MB = 0.25, 500
 BLOCK_LINES = 200_000
 RIPGREP = ("rg", "--count", "--text", "--no-mmap", "--regex-size-limit=2G", "--dfa-size-limit=2G")
-
-
-@dataclass(frozen=True)
-class Run:
-    """What one process took."""
-
-    wall_s: float
-    cpu_s: float
-    peak_mb: float
-    code: int
-    out: str
 
 
 def main() -> int:
@@ -125,7 +113,7 @@ def measured(log: Path, folder: Path, rounds: int) -> dict[str, list[Run]]:
     for number in range(rounds + 1):
         for kind, command in commands.items():
             if number or kind == "rg, anchors":
-                run = _run(command)
+                run = ran(command)
                 if run.code not in (0, 1):
                     sys.exit(f"{kind}: exit code {run.code}")
                 if number:
@@ -146,17 +134,6 @@ def _known_to_ripgrep() -> list[str]:
 
 def _escaped(text: str) -> str:
     return "".join("\\" + letter if letter in r"\.+*?()|[]{}^$#&-~" else letter for letter in text)
-
-
-def _run(command: list[str]) -> Run:
-    with tempfile.TemporaryFile("w+") as out:
-        begun = time.perf_counter()
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-        wall = time.perf_counter() - begun
-        process.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0)
-        return Run(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, process.returncode, out.read())
 
 
 def told(found: dict[str, list[Run]], size: int) -> int:

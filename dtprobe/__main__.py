@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 
 INTERRUPTED = 130
-ENDED = "interrupted: every process that was started has been ended, and a run folder says that it was interrupted"
+ENDED = "interrupted: every process that was started has been ended, and a run that had begun says so in its folder"
 HARNESS_FAILED = 3
 
 

@@ -95,18 +95,10 @@ def _awaited(name: str, ranks: dict[int, list[tuple[float, Line]]]) -> Finding |
     most = max(value for value, _line in ranks[chief])
     if least <= 0 or most * WAITED > least:
         return None
-    line = ranks[chief][-1][1]
-    other = next(samples[-1][1] for rank, samples in ranks.items() if rank != chief)
-    return Finding(
-        mode="straggler",
-        analyst="pace",
-        likelihood=0.7,
-        because=f"All ranks but {chief} wait {least / max(most, 1e-9):.0f} times as long or longer for {name}: it is rank {chief} that they wait for.",
-        first=chief,
-        suspects=(chief,),
-        host=line.host,
-        evidence=(quote(line, "cause"), quote(other, "confirm")),
-        not_proven="whether its host, its device or its share of the work is to blame",
+    return _behind(
+        chief,
+        ranks,
+        f"All ranks but {chief} wait {least / max(most, 1e-9):.0f} times as long or longer for {name}: it is rank {chief} that they wait for.",
     )
 
 
@@ -165,13 +157,19 @@ def _slowest(name: str, ranks: dict[int, list[tuple[float, Line]]]) -> Finding |
     apart = all(fastest > value for rank, samples in ranks.items() if rank != slow for value, _line in samples)
     if not apart or others <= 0 or middles[slow] < SLOWER * others:
         return None
+    return _behind(
+        slow, ranks, f"Rank {slow} takes {middles[slow] / others:.1f} times as long as its peers for {name}, in every step."
+    )
+
+
+def _behind(slow: int, ranks: dict[int, list[tuple[float, Line]]], because: str) -> Finding:
     line = ranks[slow][-1][1]
     other = next(samples[-1][1] for rank, samples in ranks.items() if rank != slow)
     return Finding(
         mode="straggler",
         analyst="pace",
         likelihood=0.7,
-        because=f"Rank {slow} takes {middles[slow] / others:.1f} times as long as its peers for {name}, in every step.",
+        because=because,
         first=slow,
         suspects=(slow,),
         host=line.host,

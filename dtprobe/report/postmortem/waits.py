@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dtprobe.diagnose.diagnosis import Waiting
+from dtprobe.diagnose.graphs import strongly_connected
 from dtprobe.report import words
 
 APART = 12
@@ -110,41 +111,8 @@ def _sentences(waits: Sequence[Waiting]) -> list[str]:
 
 
 def _components(nodes: Iterable[int], edges: Mapping[int, Iterable[int]]) -> list[list[int]]:
-    """Strongly connected components (Tarjan, without recursion), those waited for before those who wait; each in the order of its walk."""
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    stack: list[int] = []
-    on_stack: set[int] = set()
-    found: list[list[int]] = []
-    for root in nodes:
-        if root in index:
-            continue
-        walk = [(root, iter(sorted(edges.get(root, ()))))]
-        index[root] = low[root] = len(index)
-        stack.append(root)
-        on_stack.add(root)
-        while walk:
-            node, targets = walk[-1]
-            for target in targets:
-                if target not in index:
-                    index[target] = low[target] = len(index)
-                    stack.append(target)
-                    on_stack.add(target)
-                    walk.append((target, iter(sorted(edges.get(target, ())))))
-                    break
-                if target in on_stack:
-                    low[node] = min(low[node], index[target])
-            else:
-                walk.pop()
-                if walk:
-                    low[walk[-1][0]] = min(low[walk[-1][0]], low[node])
-                if low[node] == index[node]:
-                    members = [stack.pop()]
-                    while members[-1] != node:
-                        members.append(stack.pop())
-                    on_stack.difference_update(members)
-                    found.append(members[::-1])
-    return found
+    """Strongly connected parts, those waited for before those who wait; equal graphs give equal lists."""
+    return list(strongly_connected(nodes, {node: sorted(targets) for node, targets in edges.items()}))
 
 
 def _alike(

@@ -7,12 +7,13 @@ nothing is known, or in a call that all have entered; or it closes upon itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from dtprobe.diagnose.analysts.collectives.kinds import Meeting, base
 from dtprobe.diagnose.analysts.collectives.recording import SYNCHRONISING, Call, Group, Recording
+from dtprobe.diagnose.graphs import strongly_connected
 from dtprobe.readers.flight_columns import DONE, STARTED, Lane
 
 Reason = Literal["absent", "behind", "differs"]
@@ -168,7 +169,7 @@ class Graph:
         """Sets of ranks that wait for each other, directly or not: strongly connected, two ranks or more."""
         after: dict[int | Meet, Sequence[int | Meet]] = dict(self.blockers.items())
         after.update({meet: [rank for rank in held.awaits if rank in self.blockers] for meet, held in self.held.items()})
-        found = [[one for one in part if isinstance(one, int)] for part in _connected(after)]
+        found = [[one for one in part if isinstance(one, int)] for part in strongly_connected(after, after)]
         return [sorted(part) for part in found if len(part) > 1]
 
     def idle(self) -> dict[int, list[tuple[Meet, Reason]]]:
@@ -233,42 +234,3 @@ def _stale(recording: Recording) -> Iterator[int]:
                 last = recording.last(rank, group.name)
                 if last is not None and last < done:
                     yield rank
-
-
-def _connected(after: Mapping[int | Meet, Sequence[int | Meet]]) -> Iterator[list[int | Meet]]:
-    """Strongly connected parts (Tarjan's algorithm, without recursion)."""
-    index: dict[int | Meet, int] = {}
-    low: dict[int | Meet, int] = {}
-    stack: list[int | Meet] = []
-    on_stack: set[int | Meet] = set()
-    for root in after:
-        if root in index:
-            continue
-        work = [(root, iter(after[root]))]
-        index[root] = low[root] = len(index)
-        stack.append(root)
-        on_stack.add(root)
-        while work:
-            node, rest = work[-1]
-            for other in rest:
-                if other not in index:
-                    index[other] = low[other] = len(index)
-                    stack.append(other)
-                    on_stack.add(other)
-                    work.append((other, iter(after.get(other, ()))))
-                    break
-                if other in on_stack:
-                    low[node] = min(low[node], index[other])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                if low[node] == index[node]:
-                    part = []
-                    while True:
-                        one = stack.pop()
-                        on_stack.discard(one)
-                        part.append(one)
-                        if one == node:
-                            break
-                    yield part

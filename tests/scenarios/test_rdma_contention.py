@@ -68,6 +68,7 @@ def test_a_case_s_figures_come_from_its_own_artifacts(figures, tmp_path):
     [
         ({"invalid": "perftest printed 0"}, "perftest printed 0"),
         ({"invalid": "2% of the processor idle"}, "2% of the processor idle"),
+        ({"from_s": 1.0, "to_s": 2.3}, "no interval of TCP"),
         ({"rate_mbit": 100}, "all flows together"),
         ({"rate_mbit": 5}, "all flows together"),
         ({"error": "RuntimeError", "text": "ib_write_bw ended with [1, 1]"}, "RuntimeError: ib_write_bw ended"),

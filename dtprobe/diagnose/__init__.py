@@ -46,7 +46,7 @@ def read(paths: Sequence[Path], tell: Tell | None = None) -> Case:
 
 def _case(taken: intake.Taken, tell: Tell | None) -> Case:
     if tell is not None:
-        tell(f"reading {len(taken.artifacts):,} files")
+        tell(f"reading {len(taken.artifacts):,} file{'s' * (len(taken.artifacts) != 1)}")
     problems = list(taken.problems)
     lines = read_all([one for one in taken.artifacts if one.kind in TEXTS], problems)
     who = identify(taken.artifacts, lines)

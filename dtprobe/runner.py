@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
+from zlib import crc32
 
 from dtprobe import armrun, catalog, judging, launch, machine
 from dtprobe.armrun import ArmPlan, ArmRecord, Workload
@@ -63,6 +64,7 @@ def run(
     arms: Sequence[str] | None = None,
     world_size: int | None = None,
     progress: Progress | None = None,
+    cost_pairs: int = COST_PAIRS,
     environ: Mapping[str, str] = os.environ,
     clock: Clock | None = None,
     argv: Sequence[str] = (),
@@ -81,7 +83,7 @@ def run(
     probes = probes_of(scenario)
     unavailable = {probe.name: reason for probe in probes if (reason := probe.probe())}
     usable = [probe for probe in probes if probe.name not in unavailable]
-    plan = schedule(scenario, chosen, any(probe.heavy for probe in usable), faults)
+    plan = schedule(scenario, chosen, any(probe.heavy for probe in usable), faults, cost_pairs)
     unmet = Doctor(environ=environ).unmet(scenario.needs)
     store = Store.open(out)
     facts = run_facts(scenario, seed=seed, argv=argv, probes=probes, unavailable=unavailable, environ=environ)
@@ -180,12 +182,19 @@ def faults_of(scenario: Scenario, arm: Arm) -> tuple[Fault, ...]:
     return tuple(parse(text, known, world_size=scenario.world_size) for text in arm.faults)
 
 
-def schedule(scenario: Scenario, arms: Sequence[str], heavy: bool, faults: Mapping[str, tuple[Fault, ...]]) -> list[ArmPlan]:
+def schedule(
+    scenario: Scenario,
+    arms: Sequence[str],
+    heavy: bool,
+    faults: Mapping[str, tuple[Fault, ...]],
+    cost_pairs: int = COST_PAIRS,
+) -> list[ArmPlan]:
     """What runs, in order: repeats outermost, so that slow drift of the machine touches all arms alike.
 
-    The last repeat is the traced one when a heavy recorder is there. Bare control runs stand right beside probed ones,
-    before and after in turn.
+    The last repeat is the traced one when a heavy recorder is there. Bare control runs, `cost_pairs` of them at most, stand
+    right beside probed ones, before and after in turn; which comes first differs between scenarios, so that one pair of each shows no order.
     """
+    before = crc32(scenario.id.encode()) % 2
     plan: list[ArmPlan] = []
     for repeat in range(scenario.repeats):
         traced = heavy and repeat == scenario.repeats - 1
@@ -196,7 +205,7 @@ def schedule(scenario: Scenario, arms: Sequence[str], heavy: bool, faults: Mappi
             for arm in ARMS
             if arm in arms
         ]
-        if "control" in arms and scenario.measures_cost and repeat < COST_PAIRS and not traced:
+        if "control" in arms and scenario.measures_cost and repeat < cost_pairs and not traced:
             bare = ArmPlan(
                 "control",
                 Workload.of(scenario, scenario.control),
@@ -205,7 +214,7 @@ def schedule(scenario: Scenario, arms: Sequence[str], heavy: bool, faults: Mappi
                 probed=False,
                 faults=faults.get("control", ()),
             )
-            probed.insert(1 if repeat % 2 else 0, bare)
+            probed.insert((repeat + before) % 2, bare)
         plan.extend(probed)
     return plan
 

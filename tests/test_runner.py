@@ -28,3 +28,14 @@ def test_control_runs_without_recorders_beside_its_probed_repeats_where_their_co
 
     assert [step.name for step in plan if step.probed] == ["control", "fault", "mitigated"] * 2
     assert [step.name for step in plan if not step.probed] == ["control"] * bare
+
+
+def test_one_pair_a_scenario_puts_the_bare_run_first_in_some_and_last_in_others():
+    first = []
+    for name in "abcdefgh":
+        plan = schedule(Scenario(**{**SCENARIO, "name": name}), ("control", "fault"), heavy=False, faults={}, cost_pairs=1)
+        bare = [step for step in plan if not step.probed]
+        assert [step.repeat for step in bare] == [0]
+        first.append(plan[0] is bare[0])
+        assert {plan[0].name, plan[1].name} == {"control"}
+    assert set(first) == {True, False}

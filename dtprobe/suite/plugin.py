@@ -22,6 +22,9 @@ from dtprobe import catalog, runner
 from dtprobe.errors import DtprobeError
 from dtprobe.scenario import Scenario, VerdictKind
 
+COST_PAIRS = 1
+"""Of each scenario: that of all scenarios together, and of all nights, tells what recorders cost."""
+
 ALONE = "alone"
 """Tag of a scenario that no other may run beside: it measures times, or changes what the whole machine shares."""
 PROPERTY = "dtprobe"
@@ -74,6 +77,7 @@ class ScenarioItem(pytest.Item):
                 out=out,
                 repeats=self.config.getoption("scenario_repeats"),
                 seed=self.config.getoption("scenario_seed"),
+                cost_pairs=COST_PAIRS,
                 argv=["dtprobe", "run", self.scenario.id],
             )
             took_s = time.monotonic() - began

@@ -52,7 +52,6 @@ scenario = Scenario(
     repeats=1,  # a start of the machine costs more than another measurement in it
     measures_cost=False,
     needs=("linux", "verbs"),
-    tags=("alone",),  # it measures times
     control=_measured("fifo:rdma", "fifo:tcp", "fifo:rdma", "fifo:tcp"),
     fault=_measured("fifo:rdma+tcp", "fifo:rdma+tcp+udp", "fifo:rdma+tcp"),
     mitigated=_measured("ets:rdma+tcp", "ets:rdma+tcp"),
@@ -84,7 +83,6 @@ def _lost(variant: str, **changes: object) -> Scenario:
         certifies_not=LOSS_NOT,
         source="measured here; InfiniBand Architecture Specification 1.4, volume 1, section 9.7.6 (transport timer)",
         needs=("linux", "lab"),
-        tags=(),
         looks_like=("rank-lost",),  # what happens here is no contention: nobody answers
         **changes,
     )

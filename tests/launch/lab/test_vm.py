@@ -15,7 +15,7 @@ import pytest
 from dtprobe.errors import DtprobeError, UsageError
 from dtprobe.launch import lab
 from dtprobe.launch.lab import vm
-from dtprobe.launch.lab.leash import leashed
+from dtprobe.launch.lab.leash import NICENESS, leashed
 
 INSIDE = """
 import json, os, sys
@@ -161,3 +161,8 @@ def test_a_share_that_is_no_folder_and_an_out_that_is_used_are_refused_before_an
 def test_without_qemu_the_apt_line_is_said(tmp_path):
     with pytest.raises(DtprobeError, match="apt-get install qemu-system-x86 seabios"):
         lab.run(lab.Job(argv=("true",)), out=tmp_path / "out", environ={"PATH": str(tmp_path)})
+
+
+def test_what_is_leashed_goes_before_other_programs_on_the_processors():
+    printed = subprocess.run(leashed(["nice"]), capture_output=True, text=True, timeout=30, check=True)
+    assert int(printed.stdout) == NICENESS or "CAP_SYS_NICE" in printed.stderr

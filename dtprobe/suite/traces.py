@@ -1,6 +1,6 @@
 """What an arm left beside values: two arms that left the same differ in nothing that a diagnosis could take for a sign.
 
-Compared are the kinds of the ranks' records and the errors in them, the shapes of what they printed, their recorded collectives with
+Compared are the kinds of the ranks' records and the errors in them (what a program calls its steps is a name of its own), the shapes of what they printed, their recorded collectives with
 groups, sizes and ends, and how the processes ended. Numbers, times and counts are values.
 """
 
@@ -51,5 +51,5 @@ def _records(file: Path) -> Iterator[tuple[str, ...]]:
         except ValueError:
             continue
         if isinstance(one, dict):
-            texts = (str(one.get(name, "")) for name in ("rank", "kind", "what", "error"))
-            yield ("record", *texts)
+            told = ("rank", "kind", "what", "error") if one.get("error") else ("rank", "kind")
+            yield ("record", *(str(one.get(name, "")) for name in told))

@@ -13,8 +13,9 @@ from dtprobe.confine import Confinement
 from dtprobe.errors import UsageError
 from dtprobe.inject import Firing, Injection, Site, firing_json
 from dtprobe.inject.spec import Fault
-from dtprobe.launch import Job, JobSpec, Launcher, RankExit
+from dtprobe.launch import Job, JobSpec, Launcher, RankExit, Spread
 from dtprobe.probes import Recorded, Recorder, Where
+from dtprobe.readers.hosts import Hosts
 from dtprobe.scenario import Arm, Probe, Scenario
 
 JOINED = ("PYTHONPATH", "LD_PRELOAD", "DTPROBE_HOOKS")
@@ -83,6 +84,8 @@ class ArmRecord:
     recorded: Mapping[str, Recorded] = field(default_factory=dict)
     suspected: tuple[tuple[int, str], ...] = ()
     injected: tuple[Injected, ...] = ()
+    hosts: Hosts | None = None
+    """Where the ranks ran and how far the clocks there were off, of an arm run on several nodes."""
 
     @property
     def timed_out(self) -> bool:
@@ -121,6 +124,7 @@ class ArmRecord:
             },
             "suspected": [{"t_ns": t_ns, "reason": reason} for t_ns, reason in self.suspected],
             "injections": [one.as_json() for one in self.injected],
+            "hosts": self.hosts.as_json() if self.hosts else None,
         }
 
 
@@ -173,6 +177,11 @@ def execute(
     is ended. A recorder that fails is a problem in the record, never the end of the run; a fault that cannot reach its
     target ends it before anything has been started (UsageError).
     """
+    if isinstance(launcher, Spread):
+        return launcher.conduct(box, plan, folder=folder, probes=probes, seed=seed, environ=environ, clock=clock)
+    for fault in plan.faults:
+        if fault.target.node is not None:
+            raise UsageError(f"fault {str(fault)!r} names a node: the {launcher.name} launcher has none", "aim by rank instead")
     work = plan.workload
     folder = folder.absolute()  # the warden and the ranks have working folders of their own
     suspicions = _Suspicions(clock)
@@ -225,8 +234,8 @@ def execute(
         world_size=work.world_size or 0,
         folder=folder,
         cwd=work.cwd,
-        wrap=lambda rank, argv: _wrapped([*injections, *recorders.values()], rank, argv),
-        environ=lambda rank: _environ([*injections, *recorders.values()], rank, {**environ, **work.env}),
+        wrap=lambda rank, argv: wrapped([*injections, *recorders.values()], rank, argv),
+        environ=lambda rank: joined([*injections, *recorders.values()], rank, {**environ, **work.env}),
     )
     started_ns = clock.now_ns()
     failures: dict[str, str] = {}
@@ -250,7 +259,7 @@ def execute(
             job.end()
         raise
     finally:
-        injected = tuple(_ended(str(fault), injection) for fault, injection in zip(plan.faults, injections, strict=True))
+        injected = tuple(ended(str(fault), injection) for fault, injection in zip(plan.faults, injections, strict=True))
         for name, recorder in reversed(recorders.items()):
             recorded[name] = _stopped(recorder, failures.get(name))
         if job is not None:
@@ -271,13 +280,14 @@ def _python_path(environ: Mapping[str, str]) -> str:
     return f"{root}:{old}" if old else root
 
 
-def _wrapped(attached: Sequence[Recorder | Injection], rank: int | None, argv: tuple[str, ...]) -> tuple[str, ...]:
+def wrapped(attached: Sequence[Recorder | Injection], rank: int | None, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """The command with what recorders and injections put in front of it, the first one innermost."""
     for one in attached:
         argv = one.wrap(rank, argv)
     return argv
 
 
-def _environ(attached: Sequence[Recorder | Injection], rank: int | None, own: Mapping[str, str]) -> dict[str, str]:
+def joined(attached: Sequence[Recorder | Injection], rank: int | None, own: Mapping[str, str]) -> dict[str, str]:
     """All variables; lists of paths are joined, since several recorders and injections bring one, and the user has his `own`."""
     found: dict[str, list[str]] = {}
     for one in attached:
@@ -289,7 +299,8 @@ def _environ(attached: Sequence[Recorder | Injection], rank: int | None, own: Ma
     return {name: ":".join(dict.fromkeys(parts)) for name, parts in found.items()}
 
 
-def _ended(fault: str, injection: Injection) -> Injected:
+def ended(fault: str, injection: Injection) -> Injected:
+    """Stop an injection; what it did, or why that cannot be said."""
     try:
         fired = injection.stop()
         return Injected(fault, fired, injection.problems())

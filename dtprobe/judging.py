@@ -17,6 +17,7 @@ from dtprobe.clock import Clock
 from dtprobe.errors import Unavailable, UsageError
 from dtprobe.evidence import OUTCOMES, Evidence
 from dtprobe.readers.folder import SCHEMAS, read_folder
+from dtprobe.readers.hosts import on_one_clock
 from dtprobe.scenario import ARMS, Estimate, Metric, Mitigation, Scenario, Verdict, VerdictKind
 from dtprobe.store import RunFolder, Store
 
@@ -44,7 +45,8 @@ def gather(
     suspicions = []
     for record in records:
         plan = record.plan
-        for name, frame in read_folder(record.folder).items():
+        frames = read_folder(record.folder)
+        for name, frame in (on_one_clock(frames, record.hosts) if record.hosts else frames).items():
             if len(frame):
                 parts.setdefault(name, []).append(frame.assign(arm=plan.arm_folder, repeat=plan.repeat))
         for one in record.exits:
@@ -66,16 +68,16 @@ def gather(
         suspicions += [
             {"arm": plan.arm_folder, "repeat": plan.repeat, "t_ns": t_ns, "reason": reason} for t_ns, reason in record.suspected
         ]
-    frames = {}
+    gathered = {}
     for name, some in parts.items():
         frame = pd.concat(some, ignore_index=True).astype({"arm": "string", "repeat": "Int64"})
-        frames[name] = SCHEMAS[name].check(frame, "arm", "repeat")
+        gathered[name] = SCHEMAS[name].check(frame, "arm", "repeat")
     return Evidence(
         folder=folder,
         seed=seed,
         world_size=world_size,
         outcomes=pd.DataFrame(rows, columns=list(OUTCOMES)).astype(OUTCOMES),
-        frames=frames,
+        frames=gathered,
         unavailable=dict(unavailable),
         suspicions=pd.DataFrame(suspicions, columns=["arm", "repeat", "t_ns", "reason"]),
     )

@@ -14,14 +14,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dtprobe.confine import Confinement
 from dtprobe.errors import DtprobeError, Unavailable, UsageError
 from dtprobe.probes import RankProcess
 
-LAUNCHERS: Mapping[str, str] = {"local": "local:Local", "torchrun": "torchrun:Torchrun", "command": "command:Command"}
-"""Name -> module and class."""
+if TYPE_CHECKING:
+    from dtprobe.armrun import ArmPlan, ArmRecord
+    from dtprobe.clock import Clock
+    from dtprobe.scenario import Probe
+
+LAUNCHERS: Mapping[str, str] = {
+    "local": "local:Local",
+    "torchrun": "torchrun:Torchrun",
+    "command": "command:Command",
+    "hosts": "hosts:OnHosts",
+    "slurm": "srun:OnSlurm",
+}
+"""Name -> module and class. Those that spread ranks over nodes may be given how many: `hosts:3`."""
+
+NODES_MAX = 1024
 
 LOOPBACK = "127.0.0.1"
 RANK_FOLDER = "DTPROBE_RANK_FOLDER"
@@ -110,13 +123,42 @@ class Launcher(Protocol):
         """Create the job's processes, held before their programs. Raises DtprobeError."""
 
 
-def named(name: str) -> Launcher:
-    """The launcher of that name with its defaults. Raises UsageError for an unknown one."""
-    home = LAUNCHERS.get(name)
+@runtime_checkable
+class Spread(Protocol):
+    """A launcher whose ranks run on several nodes, each with its recorders beside it: it runs the whole of an arm by itself."""
+
+    @property
+    def nodes(self) -> int: ...
+
+    def conduct(
+        self,
+        box: Confinement,
+        plan: ArmPlan,
+        *,
+        folder: Path,
+        probes: Sequence[Probe],
+        seed: int,
+        environ: Mapping[str, str],
+        clock: Clock,
+    ) -> ArmRecord:
+        """As `armrun.execute`, over nodes."""
+
+
+def named(name: str) -> Launcher | Spread:
+    """The launcher of that name with its defaults, or `name:nodes`. Raises UsageError for an unknown one."""
+    bare, colon, count = name.partition(":")
+    home = LAUNCHERS.get(bare)
     if home is None:
         raise UsageError(f"no launcher {name!r}", f"there are {', '.join(LAUNCHERS)}")
     module, _, attribute = home.partition(":")
-    return getattr(import_module(f"dtprobe.launch.{module}"), attribute)()
+    kind = getattr(import_module(f"dtprobe.launch.{module}"), attribute)
+    if not colon:
+        return kind()
+    if not hasattr(kind, "conduct"):
+        raise UsageError(f"launcher {name!r}: {bare} has one node", f"write {bare}, or hosts:{count or 2}")
+    if not count.isdecimal() or not 1 <= int(count) <= NODES_MAX:
+        raise UsageError(f"launcher {name!r}: {count!r} is no number of nodes from 1 to {NODES_MAX}", f"write {bare}:2")
+    return kind(nodes=int(count))
 
 
 def environment(box: Confinement, spec: JobSpec) -> dict[str, str]:
@@ -147,11 +189,10 @@ def rank_folder(spec: JobSpec, rank: int) -> Path:
     return folder
 
 
-def write_process(folder: Path, rank: int, pid: int, argv: Sequence[str], started_ns: int) -> None:
-    """Write `process.json` at one stroke: whoever sees the file sees all of it."""
-    text = json.dumps(
-        {"rank": rank, "pid": pid, "host": os.uname().nodename, "argv": list(argv), "started_ns": started_ns}, indent=1
-    )
+def write_process(folder: Path, rank: int, pid: int, argv: Sequence[str], started_ns: int, host: str | None = None) -> None:
+    """Write `process.json` at one stroke: whoever sees the file sees all of it. `host` is this machine's name where not given."""
+    said = {"rank": rank, "pid": pid, "host": host or os.uname().nodename, "argv": list(argv), "started_ns": started_ns}
+    text = json.dumps(said, indent=1)
     temporary = folder / ".process.json"
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(folder / "process.json")
@@ -168,16 +209,17 @@ def check_program(argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> Non
 
 
 class ReservedPort:
-    """A free loopback port, kept from everyone but who binds it by number with SO_REUSEADDR, as torch's stores do.
+    """A free port, kept from everyone but who binds it by number with SO_REUSEADDR, as torch's stores do.
 
+    It is one of loopback unless another `address` is given.
     A port that is merely looked up can be taken by anyone before the job binds it. Here a bound socket stays, which keeps
     the kernel from handing the port out; SO_REUSEADDR, set after the bind, lets the job's server bind beside it (Linux
     allows that while neither listens; the server then listens alone).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = LOOPBACK) -> None:
         self._holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._holder.bind((LOOPBACK, 0))
+        self._holder.bind((address, 0))
         self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.number: int = self._holder.getsockname()[1]
 

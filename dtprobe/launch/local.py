@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from dtprobe.clock import Clock, SystemClock
 from dtprobe.confine import Child, Confinement
@@ -22,6 +23,7 @@ from dtprobe.launch import (
 from dtprobe.probes import RankProcess
 
 TICK_S = 0.05
+Started = TypeVar("Started", bound="LocalJob")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,79 +41,97 @@ class Local:
 
     def start(self, box: Confinement, spec: JobSpec) -> LocalJob:
         """Create the ranks, held. Raises DtprobeError for a missing program or a folder that cannot be written."""
+        port = ReservedPort()
+        return start_ranks(
+            LocalJob(box, spec, port, self.clock),
+            range(spec.world_size),
+            {
+                "LOCAL_WORLD_SIZE": str(spec.world_size),
+                "MASTER_ADDR": LOOPBACK,
+                "MASTER_PORT": str(port.number),
+            },
+        )
+
+
+def start_ranks(job: Started, ranks: Sequence[int], placed: Mapping[str, str]) -> Started:
+    """Create these ranks of a job on this machine, held; `placed` are variables that all of them share.
+
+    Raises DtprobeError for a missing program or a folder that cannot be written; then none of them is left.
+    """
+    box, spec = job.box, job.spec
+    try:
         common = environment(box, spec)
         check_program(spec.argv, common, spec.cwd)
-        port = ReservedPort()
-        job = LocalJob(box, spec, port, self.clock)
-        try:
-            for rank in range(spec.world_size):
-                folder = rank_folder(spec, rank)
-                argv = spec.wrap(rank, spec.argv)
-                env = {
-                    **common,
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "WORLD_SIZE": str(spec.world_size),
-                    "LOCAL_WORLD_SIZE": str(spec.world_size),
-                    "MASTER_ADDR": LOOPBACK,
-                    "MASTER_PORT": str(port.number),
-                    **spec.environ(rank),
-                    RANK_FOLDER: str(folder),
-                }
-                child = box.spawn(argv, env=env, cwd=spec.cwd, stdout=folder / "stdout.log", stderr=folder / "stderr.log")
-                write_process(folder, rank, child.pid, argv, self.clock.now_ns())
-                job.children[rank] = child
-        except BaseException:
-            job.end()
-            raise
-        return job
+        for local_rank, rank in enumerate(ranks):
+            folder = rank_folder(spec, rank)
+            argv = spec.wrap(rank, spec.argv)
+            env = {
+                **common,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local_rank),
+                "WORLD_SIZE": str(spec.world_size),
+                **placed,
+                **spec.environ(rank),
+                RANK_FOLDER: str(folder),
+            }
+            child = box.spawn(argv, env=env, cwd=spec.cwd, stdout=folder / "stdout.log", stderr=folder / "stderr.log")
+            write_process(folder, rank, child.pid, argv, job.clock.now_ns(), host=job.host)
+            job.children[rank] = child
+    except BaseException:
+        job.end()
+        raise
+    return job
 
 
 class LocalJob:
-    """Ranks started by `Local`."""
+    """Ranks of a job that run on this machine: all of them (`Local`), or one node's. `host` is what the machine is called in it."""
 
-    def __init__(self, box: Confinement, spec: JobSpec, port: ReservedPort, clock: Clock) -> None:
+    def __init__(
+        self, box: Confinement, spec: JobSpec, port: ReservedPort | None, clock: Clock, host: str | None = None
+    ) -> None:
         self.children: dict[int, Child] = {}
-        self._box = box
-        self._spec = spec
+        self.box = box
+        self.spec = spec
+        self.clock = clock
+        self.host = host
         self._port = port
-        self._clock = clock
         self._late: set[int] = set()
 
     def processes(self) -> Sequence[RankProcess]:
-        return [RankProcess(rank, child.pid, self._spec.folder / f"rank{rank}") for rank, child in self.children.items()]
+        return [RankProcess(rank, child.pid, self.spec.folder / f"rank{rank}") for rank, child in self.children.items()]
 
     def release(self) -> None:
         for child in self.children.values():
-            self._box.release(child)
+            self.box.release(child)
 
     def wait(self, deadline_s: float, tick: Callable[[], None] | None = None) -> list[RankExit]:
-        give_up = self._clock.monotonic() + deadline_s
+        give_up = self.clock.monotonic() + deadline_s
         while running := self._running():
-            left_s = give_up - self._clock.monotonic()
+            left_s = give_up - self.clock.monotonic()
             if left_s <= 0:
                 self._late = set(running)
                 break
-            self._box.wait(self.children[running[0]], min(TICK_S, left_s))
+            self.box.wait(self.children[running[0]], min(TICK_S, left_s))
             if tick is not None:
                 tick()
         return self._exits()
 
     def end(self) -> list[RankExit]:
-        for problem in self._box.kill_all():
-            self._box.problems.append(problem)
-        self._port.close()
+        for problem in self.box.kill_all():
+            self.box.problems.append(problem)
+        if self._port is not None:
+            self._port.close()
         for child in self.children.values():
-            self._box.wait(child, timeout_s=1)
+            self.box.wait(child, timeout_s=1)
         return self._exits()
 
     def _running(self) -> list[int]:
-        return [rank for rank, child in self.children.items() if self._box.poll(child) is None]
+        return [rank for rank, child in self.children.items() if self.box.poll(child) is None]
 
     def _exits(self) -> list[RankExit]:
         found = []
         for rank, child in self.children.items():
-            ended = self._box.poll(child)
+            ended = self.box.poll(child)
             found.append(
                 RankExit(
                     rank=rank,

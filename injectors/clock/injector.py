@@ -160,7 +160,7 @@ injector = Injector(
     " and what a wrong clock does outside the ranks: NTP, Kerberos, a shared file system's server.",
     needs=("linux", "cc"),
     actions={"skew": Skew, "jump": Jump},
-    targets=("rank", "after_s", "for_s"),
+    targets=("rank", "node", "after_s", "for_s"),
     make=ClockInjection,
     probe=probe,
 )

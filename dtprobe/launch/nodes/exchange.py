@@ -17,8 +17,8 @@ from dtprobe.readers.hosts import Reading
 
 BURST = 16
 ANSWER_S = 2.0
-KEPT = 8
-"""Exchanges of the beat that are kept: the best of the last ones stands in for the burst that a vanished node cannot answer."""
+OPEN = 8
+"""Exchanges that may wait for their answer at a time; older ones are given up."""
 
 
 class Exchange:
@@ -29,14 +29,14 @@ class Exchange:
         self._now_ns = now_ns
         self._numbers = itertools.count()
         self._open: dict[int, int] = {}
-        self._recent: deque[Stamps] = deque(maxlen=KEPT)
+        self._recent: deque[Stamps] = deque(maxlen=BURST)
         self._came = threading.Condition()
 
     def ping(self) -> int:
         """Send one; its number."""
         number = next(self._numbers)
         with self._came:
-            self._open = {number: self._now_ns(), **dict(list(self._open.items())[:KEPT])}
+            self._open = {number: self._now_ns(), **dict(list(self._open.items())[:OPEN])}
             left_ns = self._open[number]
         self._send(ping=number, t_ns=left_ns)
         return number
@@ -63,7 +63,7 @@ class Exchange:
             return self._came.wait_for(lambda: number not in self._open, ANSWER_S)
 
     def latest(self) -> Reading | None:
-        """A reading from the last exchanges that there were."""
+        """A reading from the last exchanges that there were: for a node that vanished it stands in for the burst at the end."""
         with self._came:
             recent = list(self._recent)
         if not recent:

@@ -68,6 +68,7 @@ def run(
     environ: Mapping[str, str] = os.environ,
     clock: Clock | None = None,
     argv: Sequence[str] = (),
+    night: str | None = None,
 ) -> RunResult:
     """Run a scenario's arms in turn, record them, judge them, and leave a run folder under `out` with its report.
 
@@ -87,6 +88,7 @@ def run(
     unmet = Doctor(environ=environ).unmet(scenario.needs)
     store = Store.open(out)
     facts = run_facts(scenario, seed=seed, argv=argv, probes=probes, unavailable=unavailable, environ=environ)
+    facts = {**facts, "launch": scenario.launch, "night": night}
     with store.create(scenario.name, scenario.variant, facts, started_ns=clock.now_ns()) as run_folder:
         if unmet:
             return judging.conclude(store, run_folder, scenario, judging.unsupported(unmet), seed=seed, clock=clock)

@@ -59,8 +59,9 @@ class Store:
         verdict = run.verdict()
         if verdict is None:
             raise DtprobeError(f"{run.path}: no verdict.json, so the run cannot be finished")
-        self.history.append(rows_of(run.facts, verdict))
-        run.end("finished", now_ns())
+        ended_ns = now_ns()
+        self.history.append(rows_of(run.facts, verdict, (ended_ns - run.facts["started_ns"]) / 1e9))
+        run.end("finished", ended_ns)
         self.history.fold_if_due(now_ns)
 
     def interrupt(self, run: RunFolder, *, now_ns: Callable[[], int]) -> None:

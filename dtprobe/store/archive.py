@@ -46,8 +46,23 @@ COLUMNS: Mapping[str, str] = {
     "high": "double",
     "n": "int64",
     "unit": "string",
+    "night": "string",
+    "kernel": "string",
+    "cores": "int64",
+    "world_size": "int64",
+    "launch": "string",
+    "took_s": "double",
 }
-"""Column -> Arrow type. One row a metric and arm; a run without metrics is one row with null `metric` and `arm`."""
+"""Column -> Arrow type. One row a metric and arm; a run without metrics is one row with null `metric` and `arm`.
+
+What the recorders cost is a metric too, `cost <their names>`, a ratio of arm `control`. `night` names the suite that the run belonged to.
+"""
+
+LATER = ("night", "kernel", "cores", "world_size", "launch", "took_s")
+"""Columns that files of earlier versions lack; there they are null."""
+
+COST = "cost "
+"""How the names of those metrics begin."""
 
 FOLD_AT = 100
 BLOCK_ROWS = 200_000
@@ -192,8 +207,10 @@ class History:
             return False  # damaged: loading names it
 
 
-def rows_of(run: Mapping[str, Any], verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A finished run's rows, from the contents of its `run.json` and `verdict.json`."""
+def rows_of(run: Mapping[str, Any], verdict: Mapping[str, Any], took_s: float | None = None) -> list[dict[str, Any]]:
+    """A finished run's rows, from the contents of its `run.json` and `verdict.json`; `took_s` where `run.json` has no end yet."""
+    if took_s is None and run.get("ended_ns"):
+        took_s = (run["ended_ns"] - run["started_ns"]) / 1e9
     machine = run.get("machine") or {}
     git = run.get("git")
     common = {
@@ -211,6 +228,12 @@ def rows_of(run: Mapping[str, Any], verdict: Mapping[str, Any]) -> list[dict[str
         "expected": verdict.get("expected"),
         "as_expected": verdict.get("as_expected"),
         "mitigation": verdict.get("mitigation"),
+        "night": run.get("night"),
+        "kernel": machine.get("kernel"),
+        "cores": machine.get("cores"),
+        "world_size": run.get("world_size"),
+        "launch": run.get("launch"),
+        "took_s": took_s,
     }
     rows = []
     for name, metric in (verdict.get("metrics") or {}).items():
@@ -220,6 +243,9 @@ def rows_of(run: Mapping[str, Any], verdict: Mapping[str, Any]) -> list[dict[str
             low, high = (metric.get("intervals") or {}).get(arm) or (None, None)
             measured = {"value": metric[arm], "low": low, "high": high, "n": (metric.get("n") or {}).get(arm)}
             rows.append({**common, "metric": name, "arm": arm, "unit": metric.get("unit"), **measured})
+    for names, cost in (verdict.get("overhead") or {}).items():
+        measured = {"value": cost.get("ratio"), "low": cost.get("low"), "high": cost.get("high"), "n": cost.get("n")}
+        rows.append({**common, "metric": f"{COST}{names}", "arm": "control", "unit": "ratio", **measured})
     return rows or [common]
 
 
@@ -241,11 +267,13 @@ def _complaint(path: Path) -> str | None:
     except (OSError, pa.ArrowException) as error:
         return str(error).splitlines()[0]
     wanted = _schema()
-    missing = [name for name in wanted.names if name not in schema.names]
+    missing = [name for name in wanted.names if name not in schema.names and name not in LATER]
     if missing:
         return f"no column {', '.join(missing)}"
     wrong = [
-        f"{field.name} is {schema.field(field.name).type}" for field in wanted if schema.field(field.name).type != field.type
+        f"{field.name} is {schema.field(field.name).type}"
+        for field in wanted
+        if field.name in schema.names and schema.field(field.name).type != field.type
     ]
     return f"column {', '.join(wrong)}" if wrong else None
 
@@ -260,7 +288,9 @@ def _load(connection: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> Itera
     sql_types = {"string": "VARCHAR", "int64": "BIGINT", "bool": "BOOLEAN", "double": "DOUBLE"}
     columns = ", ".join(COLUMNS)
     connection.execute(f"CREATE TABLE history ({', '.join(f'{name} {sql_types[kind]}' for name, kind in COLUMNS.items())})")
-    insert = f"INSERT INTO history SELECT DISTINCT {columns} FROM read_parquet($1)"
+    # The first of the files gives every column its name; without it one of an earlier version would hide what the others have.
+    connection.execute("CREATE VIEW none AS SELECT * FROM history WHERE false")
+    insert = f"INSERT INTO history SELECT DISTINCT {columns} FROM (FROM none UNION ALL BY NAME FROM read_parquet($1, union_by_name = true))"
     sound = []
     for path in files:
         complaint = _complaint(path)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from dtprobe.store import History, history
-from dtprobe.store.archive import COLUMNS, rows_of
+from dtprobe.store.archive import COLUMNS, LATER, rows_of
 
 START = 1_750_000_000_000_000_000
 
@@ -230,3 +231,24 @@ def test_writers_that_fold_at_the_same_time_lose_nothing_and_a_reader_sees_no_ga
     assert [writer.returncode for writer in writers] == [0, 0]
     assert seen == sorted(seen), "what was there once stays"
     assert len(History(folder).read().sql("SELECT DISTINCT run FROM history")) == 120
+
+
+def test_files_of_an_earlier_version_are_read_with_nulls_for_what_they_lack(tmp_path: Path) -> None:
+    made = filled(tmp_path, 3)
+    for path in sorted(made.folder.glob("*.parquet"))[:2]:
+        pq.write_table(pq.read_table(path).drop_columns(list(LATER)), path)
+    newest = rows(2)
+    for row in newest:
+        row["night"], row["took_s"] = "a-night", 12.5
+    made.append(newest)
+    reading = history(tmp_path)
+    assert reading.broken == ()
+    shown = reading.sql("SELECT DISTINCT run, night, took_s FROM history ORDER BY run")
+    assert shown["night"].isna().tolist() == [True, True, False] and shown["took_s"].tolist()[2] == 12.5
+
+
+def test_what_recorders_cost_is_a_metric(tmp_path: Path) -> None:
+    cost = {"proc + logs": {"ratio": 1.05, "low": 1.0, "high": 1.1, "n": 2}}
+    History(tmp_path / "history").append(rows(0, overhead=cost))
+    shown = history(tmp_path).sql("SELECT value, high, n, unit, arm FROM history WHERE metric = 'cost proc + logs'")
+    assert shown.to_dict("records") == [{"value": 1.05, "high": 1.1, "n": 2, "unit": "ratio", "arm": "control"}]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +16,7 @@ from dtprobe.confine import Confinement
 from dtprobe.doctor import Doctor
 from dtprobe.errors import Unavailable, UsageError
 from dtprobe.inject.spec import Fault, parse
+from dtprobe.interrupts import interruptible
 from dtprobe.judging import RunResult
 from dtprobe.probes.flight_recorder import FlightRecorder
 from dtprobe.probes.logs import Logs
@@ -245,23 +244,3 @@ def _adjusted(scenario: Scenario, arms: Sequence[str] | None, repeats: int | Non
             f"this machine ({os.cpu_count()} cores, {psutil.virtual_memory().available >> 30} GiB free) holds 1 to {limit}",
         )
     return replace(scenario, repeats=repeats or scenario.repeats, world_size=size)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a run as Ctrl-C does; only possible (and only wanted) in the main thread."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt(signal.Signals(signum).name)
-
-    previous = {}
-    try:
-        for signum in (signal.SIGTERM, signal.SIGHUP):
-            previous[signum] = signal.signal(signum, interrupt)
-    except ValueError:  # not the main thread: the caller's signals stay the caller's
-        previous = {}
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)

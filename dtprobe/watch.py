@@ -18,6 +18,7 @@ from dtprobe.clock import Clock, SystemClock
 from dtprobe.confine import Confinement
 from dtprobe.errors import UsageError
 from dtprobe.inject.job import world_size_of
+from dtprobe.interrupts import interruptible
 from dtprobe.judging import gather
 from dtprobe.launch.command import Command
 from dtprobe.probes.echo import Echo
@@ -26,7 +27,6 @@ from dtprobe.probes.nccl_calls import NcclCalls
 from dtprobe.probes.proc import Proc
 from dtprobe.probes.pyspy import PySpy
 from dtprobe.probes.stall import UNLIMITED_MS
-from dtprobe.runner import interruptible
 from dtprobe.scenario import Probe
 from dtprobe.store import RunFolder, Store
 from dtprobe.store.files import write_json

@@ -18,9 +18,10 @@ from dtprobe.doctor import Doctor
 from dtprobe.errors import UsageError
 from dtprobe.evidence import Evidence
 from dtprobe.inject.spec import Fault, parse
+from dtprobe.interrupts import interruptible
 from dtprobe.judging import gather
 from dtprobe.launch.command import Command
-from dtprobe.runner import Progress, Silent, default_probes, interruptible
+from dtprobe.runner import Progress, Silent, default_probes
 from dtprobe.store import RunFolder, Store
 
 SCENARIO = "inject"

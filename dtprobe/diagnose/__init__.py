@@ -19,6 +19,7 @@ from dtprobe.diagnose.clock import timeline
 from dtprobe.diagnose.decide import decide
 from dtprobe.diagnose.diagnosis import Diagnosis
 from dtprobe.diagnose.facts.restarted import of_first
+from dtprobe.diagnose.hosts import measured
 from dtprobe.diagnose.intake.kinds import TEXTS
 from dtprobe.diagnose.lines import read_all
 from dtprobe.diagnose.operations import operations
@@ -48,14 +49,16 @@ def _case(taken: intake.Taken, tell: Tell | None) -> Case:
     if tell is not None:
         tell(f"reading {len(taken.artifacts):,} file{'s' * (len(taken.artifacts) != 1)}")
     problems = list(taken.problems)
-    lines = read_all([one for one in taken.artifacts if one.kind in TEXTS], problems)
-    who = identify(taken.artifacts, lines)
+    known = measured(taken.artifacts, problems)
+    artifacts = known.placed(taken.artifacts)
+    lines = read_all([one for one in artifacts if one.kind in TEXTS], problems)
+    who = identify(artifacts, lines)
     lines = seated(who, lines)
     events = list(events_of(lines))
-    recording = gather(taken.artifacts, problems)
-    missing = (*who.missing(), *(recording.missing if recording is not None else ()))
+    recording = gather(artifacts, problems)
+    missing = (*known.missing(), *who.missing(), *(recording.missing if recording is not None else ()))
     return Case(
-        artifacts=taken.artifacts,
+        artifacts=artifacts,
         lines=lines,
         events=events,
         who=who,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dtprobe.diagnose.analysts.collectives.recording import Recording
     from dtprobe.diagnose.diagnosis import Waiting
     from dtprobe.diagnose.who import Who
+    from dtprobe.readers.hosts import Host
 
 Role = Literal["cause", "effect", "confirm"]
 First = int | Literal["all"] | None
@@ -24,7 +25,8 @@ class Artifact:
 
     `kind` is what its content shows (text, flight-recorder, stacks, ras, empty, binary, refused, ...); never what its folder is called.
     `rank`, `local_rank` and `host` come from its name or content, where these say so. `dated_ns` is the first full date in it,
-    `near_ns` when it was last written: both only help to place stamps that tell no year.
+    `near_ns` when it was last written: both only help to place stamps that tell no year. `measured` is its rank's host where the run itself
+    compared the hosts' clocks.
     """
 
     name: str
@@ -36,6 +38,11 @@ class Artifact:
     local_rank: int | None = None
     dated_ns: int | None = None
     near_ns: int | None = None
+    measured: Host | None = None
+
+    def placed_ns(self, t_ns: int) -> int:
+        """A stamp in it on the job's clock."""
+        return t_ns if self.measured is None else t_ns + self.measured.offset_at(t_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

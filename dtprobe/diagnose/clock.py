@@ -1,7 +1,8 @@
 """Events on one clock: how far the hosts' clocks are apart, when a stuck operation began, and the job's moments in their order.
 
 Two hosts are compared by what happened to them at the same time: the beginning of the same stuck collective, the making of the
-same communicator. Offsets near a multiple of a quarter of an hour are of time zones, the rest is skew.
+same communicator. Where the run itself measured how far its hosts' clocks were off, lines stand on one clock already
+(`dtprobe.diagnose.hosts`) and nothing is guessed from them. Offsets near a multiple of a quarter of an hour are of time zones, the rest is skew.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class Clock:
         where = {"rank": line.rank, "host": line.host, "file": line.artifact.name, "line": line.number}
         if line.t_ns is None:
             return Moment(t_ns=None, text=text, **where)  # type: ignore[arg-type]
-        offset = self.offset(line.host)
+        known = line.artifact.measured
+        offset = (
+            self.offset(line.host) if known is None else Offset(uncertainty_ns=known.uncertainty_ns, why="measured in the run")
+        )
         unplaced = ZONES if self.mixed_zones and not line.zoned else 0
         uncertainty = resolution_ns(line.t_ns) + offset.uncertainty_ns + unplaced
         return Moment(t_ns=line.t_ns + offset.offset_ns - ago_ns, text=text, uncertainty_ns=uncertainty, **where)  # type: ignore[arg-type]
@@ -88,8 +92,8 @@ def one_clock(lines: Sequence[Line]) -> Clock:
         if line.t_ns is None:
             continue
         zoned, bare = zoned or line.zoned, bare or not line.zoned
-        if line.host is None:
-            continue
+        if line.host is None or line.artifact.measured is not None:
+            continue  # nothing is to be guessed from a line whose host's clock was measured
         count[line.host] += 1
         if "WorkNCCL(" in line.text and (work := _WORK.search(line.text)) is not None:
             group = _GROUP.search(line.text)

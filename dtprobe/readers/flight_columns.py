@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -167,6 +168,12 @@ class RankCalls:
     @property
     def count(self) -> int:
         return sum(map(len, self.columns.values()))
+
+    def move(self, placed_ns: Callable[[int], int]) -> None:
+        """Put all stamps on another clock."""
+        for column in self.columns.values():
+            column.created = array("q", map(placed_ns, column.created))
+        self.last_ns, self.dumped_ns = (placed_ns(one) if one else one for one in (self.last_ns, self.dumped_ns))
 
 
 def _elements(shapes: Any) -> tuple[int, ...] | None:

@@ -188,7 +188,7 @@ def _line(artifact: Artifact, number: int, raw: str, found: Envelope, before: _B
         number=number,
         text=found.text,
         raw=raw,
-        t_ns=t_ns,
+        t_ns=None if t_ns is None else artifact.placed_ns(t_ns),
         rank=artifact.rank if before.rank is None else before.rank,
         local_rank=artifact.local_rank if before.local_rank is None else before.local_rank,
         host=before.host or artifact.host,

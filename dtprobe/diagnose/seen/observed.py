@@ -58,7 +58,7 @@ def observations(lines: Iterable[Line]) -> Iterator[Observation]:
             kind=kind,
             rank=line.rank if rank is None else rank,
             pid=as_int(value.get("pid")),
-            t_ns=t_ns,
+            t_ns=line.artifact.placed_ns(t_ns),
             fields=value,
             line=line,
         )

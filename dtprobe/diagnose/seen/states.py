@@ -69,11 +69,11 @@ def _samples(lines: Sequence[Line], places: Places) -> Iterator[Sample]:
             continue
         if not isinstance(value, dict) or not (state := as_text(value.get("state"))):
             continue
-        pid, rank = as_int(value.get("pid")), as_int(value.get("rank"))
+        pid, rank, t_ns = (as_int(value.get(name)) for name in ("pid", "rank", "t_ns"))
         yield Sample(
             rank=rank if rank is not None else places.rank(pid) if places.rank(pid) is not None else line.rank,
             pid=pid,
-            t_ns=as_int(value.get("t_ns")),
+            t_ns=None if t_ns is None else line.artifact.placed_ns(t_ns),
             state=state[:1],
             wchan=as_text(value.get("wchan")) or None,
             threads=as_int(value.get("threads")),

@@ -223,6 +223,8 @@ def gather(artifacts: Sequence[Artifact], problems: list[Problem]) -> Recording 
                 unread[rank] = f"its dump {artifact.name} cannot be read"
             continue
         problems += [Problem(artifact.name, one.kind, one.text) for one in found]
+        if artifact.measured is not None:
+            calls.move(artifact.placed_ns)
         if rank is None:
             nameless.append((artifact, calls))
         elif rank not in ranks or _better(calls, ranks[rank]):

@@ -128,6 +128,18 @@ class ArmRecord:
         }
 
 
+def hosts_json(records: Sequence[ArmRecord]) -> dict[str, object]:
+    """The entry `hosts` of `run.json`, where arms ran on several nodes: of each host the run in which its clock was most off, and which that was."""
+    found: dict[str, dict[str, object]] = {}
+    worst: dict[str, int] = {}
+    for record in records:
+        for host in record.hosts.hosts if record.hosts else ():
+            if host.name not in worst or abs(host.offset_ns) > worst[host.name]:
+                worst[host.name] = abs(host.offset_ns)
+                found[host.name] = {**host.as_json(), "arm_run": f"{record.plan.arm_folder}/{record.plan.repeat}"}
+    return {"hosts": found} if found else {}
+
+
 class _Suspicions:
     """Tells every recorder of an arm run that a hang is suspected, off the caller's thread."""
 
@@ -166,7 +178,7 @@ def execute(
     *,
     folder: Path,
     probes: Sequence[Probe],
-    launcher: Launcher,
+    launcher: Launcher | Spread,
     seed: int,
     environ: Mapping[str, str],
     clock: Clock,

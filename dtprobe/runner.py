@@ -110,7 +110,7 @@ def run(
                             clock=clock,
                         )
                     )
-                    run_folder.update(arm_runs=[record.as_json() for record in records])
+                    run_folder.update(arm_runs=[record.as_json() for record in records], **armrun.hosts_json(records))
             progress.step("evidence, verdict, report")
             evidence = judging.gather(run_folder.path, scenario.world_size, records, unavailable, seed)
             for name, frame in evidence.frames.items():

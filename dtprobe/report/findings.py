@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from dtprobe.report import words
+from dtprobe.report import hosts, words
 from dtprobe.report.load import Place, RunFolder
 from dtprobe.report.timeline import QUIET, ended_badly, last_dump
 
@@ -279,8 +279,9 @@ def _firings(firings: Iterable[tuple[Any, Any]]) -> str:
 
 
 def tables(folder: RunFolder) -> tuple[Table, ...]:
-    """Counts that tell the arms apart: system calls, kernel events, file events, and what the worker reported."""
+    """What tells the arms apart: hosts and their clocks, system calls, kernel events, file events, and what the worker reported."""
     made = (
+        hosts.table(folder),
         _calls(folder),
         _counts(folder, "perf_counts", "event", "count", "Kernel events", "event"),
         _files(folder),

@@ -42,7 +42,7 @@ class Spaces:
         self.names = tuple(f"node{node}" for node in range(nodes))
         self._box = box
         self._environ = environ
-        self._prefix = f"dtn{hashlib.sha256(f'{box.run_id} {folder}'.encode()).hexdigest()[:10]}"
+        self._prefix = prefix(box.run_id, folder)
         self._tickets: list[int] = []
         self._hosts = box.scratch / f"{self._prefix}-hosts"
         self._agents: dict[Path, Child] = {}
@@ -101,6 +101,11 @@ class Spaces:
 
     def _space(self, name: str) -> str:
         return f"{self._prefix}-{name}"
+
+
+def prefix(run_id: str, folder: Path) -> str:
+    """What the network namespaces of an arm run begin with."""
+    return f"dtn{hashlib.sha256(f'{run_id} {folder}'.encode()).hexdigest()[:10]}"
 
 
 def _address(node: int) -> str:

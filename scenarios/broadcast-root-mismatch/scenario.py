@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dtprobe import Scenario, Verdict
-from dtprobe.authoring import mismatch
+from dtprobe.authoring import mismatch, nccl
 
 if TYPE_CHECKING:
     from dtprobe import Evidence
@@ -39,3 +39,16 @@ def judge(evidence: Evidence) -> Verdict:
         recorder_sees=False,
         only=(0, mismatch.CULPRIT),
     )
+
+
+gpu = nccl.variant(
+    scenario,
+    "root",
+    claim="On NCCL both broadcasts complete, the collective after them hangs on every rank, and the flight recorder shows no difference.",
+)
+
+
+@gpu.judge
+def judge_gpu(evidence: Evidence) -> Verdict:
+    """How NCCL's waiting ranks end, and who is named before."""
+    return nccl.judge(evidence, nccl.Claim(aborted=(0, nccl.CULPRIT), recorder_names=False))

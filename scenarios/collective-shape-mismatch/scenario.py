@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dtprobe import Arm, Scenario, Verdict, VerdictKind
-from dtprobe.authoring import mismatch
+from dtprobe.authoring import mismatch, nccl
 
 if TYPE_CHECKING:
     from dtprobe import Evidence
@@ -77,3 +77,37 @@ def judge_broadcast(evidence: Evidence) -> Verdict:
         recorder_sees=True,
         only=(mismatch.CULPRIT,),
     )
+
+
+gpu = nccl.variant(
+    scenario,
+    "shape",
+    claim="On NCCL an all-reduce of 2 KB meets one of half of it: the rank with less goes on, the other waits and is ended by the watchdog; the "
+    "numbers in the flight recorder blame the rank that did right.",
+)
+
+
+@gpu.judge
+def judge_gpu(evidence: Evidence) -> Verdict:
+    """How NCCL's waiting ranks end, and who is named before."""
+    return nccl.judge(evidence, nccl.Claim(recorder_names=False))
+
+
+MANY = str(16 << 20)
+"""Elements of float32, 64 MiB: far above the 4 MiB from which NCCL's simple protocol ends without waiting for the rest."""
+
+large = nccl.variant(
+    scenario,
+    "shape",
+    "gpu-large",
+    claim="On NCCL an all-reduce of 64 MiB meets one of half of it: both end without an error, and the half that one rank did not bring is wrong.",
+    control=nccl.arm("--calls", "shape", "--elements", MANY, timeout_s=30),
+    fault=nccl.arm("--calls", "shape", "--elements", MANY, "--differs"),
+    mitigated=nccl.arm("--calls", "shape", "--elements", MANY, "--differs", "--checked", timeout_s=30),
+)
+
+
+@large.judge
+def judge_large(evidence: Evidence) -> Verdict:
+    """How NCCL's waiting ranks end, and who is named before."""
+    return nccl.judge(evidence, nccl.Claim(silent=True, recorder_names=False))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dtprobe import Arm, Metric, Mitigation, Scenario, Verdict, VerdictKind, flight_recorder, proc, pyspy
+from dtprobe.authoring import nccl
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -265,3 +266,18 @@ def _shares(counts: dict[str, tuple[int, int]]) -> Metric:
 
 def _undecided(why: str) -> Verdict:
     return Verdict(kind=VerdictKind.INCONCLUSIVE, control_healthy=False, because=why)
+
+
+gpu = nccl.variant(
+    scenario,
+    "skip",
+    claim="On NCCL nothing raises in the ranks that wait: torch's watchdog ends them by SIGABRT after the timeout, and the flight recorder names "
+    "the missing rank before.",
+    probes=(flight_recorder(interval_s=0.25, suspect_s=1.0), pyspy()),
+)
+
+
+@gpu.judge
+def judge_gpu(evidence: Evidence) -> Verdict:
+    """How NCCL's waiting ranks end, and who is named before."""
+    return nccl.judge(evidence, nccl.Claim())

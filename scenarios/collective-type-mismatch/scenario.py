@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dtprobe import Scenario, Verdict
-from dtprobe.authoring import mismatch
+from dtprobe.authoring import mismatch, nccl
 
 if TYPE_CHECKING:
     from dtprobe import Evidence
@@ -38,3 +38,17 @@ def judge(evidence: Evidence) -> Verdict:
         detail_catches=True,
         recorder_sees=True,
     )
+
+
+gpu = nccl.variant(
+    scenario,
+    "type",
+    claim="On NCCL an all-gather meets an all-reduce: one of the two completes with garbage, its rank goes on to the next step, and both are "
+    "ended by the watchdog; the numbers in the flight recorder blame the rank that did right.",
+)
+
+
+@gpu.judge
+def judge_gpu(evidence: Evidence) -> Verdict:
+    """How NCCL's waiting ranks end, and who is named before."""
+    return nccl.judge(evidence, nccl.Claim(aborted=(0, nccl.CULPRIT), recorder_names=False))

@@ -69,3 +69,17 @@ def judge(evidence: Evidence) -> Verdict:
         },
         because=f'{told} of {tried} all-reduces of a CPU tensor raised "{SAYS}" and left the tensor alone, {silent} worked.{cured}',
     )
+
+
+gpu = scenario.with_variant(
+    "gpu",
+    title=f"{scenario.title} (NCCL, two GPUs)",
+    certifies_not="Two GPUs of one host; nothing about other back ends.",
+    needs=("linux", "torch", "cuda:2"),
+    tags=("gpu",),
+    repeats=1,
+    control=Arm("worker.py", args=("--backends", "cpu", "--device", "cuda")),
+    fault=Arm("worker.py", args=("--backends", "cuda", "--device", "cuda")),
+    mitigated=Arm("worker.py", args=("--backends", "both", "--device", "cuda")),
+)
+gpu.judge(judge)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dtprobe import Arm, Mitigation, Scenario, Verdict
-from dtprobe.authoring import symptoms
+from dtprobe.authoring import nccl, symptoms
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,3 +83,17 @@ def _mitigation(evidence: Evidence, cured: pd.DataFrame) -> Mitigation:
         return Mitigation.NONE
     held = len(cured) and cured["told"].all() and (cured["took_s"] < 0.9 * TIMEOUT_S).all()
     return Mitigation.HELD if held else Mitigation.FAILED
+
+
+gpu = nccl.variant(
+    scenario,
+    "order",
+    claim="On NCCL two groups that are entered in opposite orders, with a synchronisation between, hang on both ranks until the watchdog ends "
+    "them; the flight recorder shows each rank behind in one of the groups, so that it names neither.",
+)
+
+
+@gpu.judge
+def judge_gpu(evidence: Evidence) -> Verdict:
+    """How NCCL's waiting ranks end, and who is named before."""
+    return nccl.judge(evidence, nccl.Claim(aborted=(0, nccl.CULPRIT), recorder_names=False))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dtprobe import Scenario, flight_recorder, proc
-from dtprobe.authoring import survivors, symptoms
+from dtprobe.authoring import nccl, survivors, symptoms
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,3 +90,17 @@ def _within(frame: pd.DataFrame, one: Any) -> int:
     edge = 250_000_000
     own = frame[frame["arm"].eq(one.arm) & frame["repeat"].eq(one.repeat) & frame["rank"].eq(one.rank)]
     return int(own.loc[own["t_ns"].between(one.since_ns + edge, one.until_ns - edge), "t_ns"].nunique())
+
+
+gpu = nccl.variant(
+    scenario,
+    "gil",
+    claim="On NCCL the others of a rank whose interpreter's lock is held wait in a kernel until the watchdog, a thread of C++, ends them.",
+    probes=(flight_recorder(interval_s=0.25, suspect_s=1.0),),
+)
+
+
+@gpu.judge
+def judge_gpu(evidence: Evidence) -> Verdict:
+    """How NCCL's waiting ranks end, and who is named before."""
+    return nccl.judge(evidence, nccl.Claim())

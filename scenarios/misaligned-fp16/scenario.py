@@ -69,3 +69,17 @@ def judge(evidence: Evidence) -> Verdict:
         because=f"{bad} of {tried} all-reduces of float16 at addresses {distances or 0} bytes off a multiple of 32 raised or had wrong "
         f"elements.{cured}",
     )
+
+
+gpu = scenario.with_variant(
+    "gpu",
+    title=f"{scenario.title} (NCCL, two GPUs)",
+    certifies_not="Two GPUs of one host, tensors of 2 KB: what misalignment costs large ones is another measurement.",
+    needs=("linux", "torch", "cuda:2"),
+    tags=("gpu",),
+    repeats=1,
+    control=Arm("worker.py", args=("--device", "cuda")),
+    fault=Arm("worker.py", args=("--device", "cuda", "--off", "2,4,8,16")),
+    mitigated=Arm("worker.py", args=("--device", "cuda", "--off", "2,4,8,16", "--guarded")),
+)
+gpu.judge(judge)

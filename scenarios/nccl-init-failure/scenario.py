@@ -54,9 +54,9 @@ def judge(evidence: Evidence) -> Verdict:
         kind = VerdictKind.REPRODUCED if degraded == total else VerdictKind.PARTLY
     elif raised == runs:
         kind = VerdictKind.REFUTED
-    fine, controls = symptoms.counts(ranks, ranks["backend"].eq("gloo") & ranks["sum"].eq(3.0), "control")
+    fine, controls = symptoms.counts(ranks, ranks["backend"].isin(("gloo", "nccl")) & ranks["sum"].eq(3.0), "control")
     cured = tries[tries["arm"] == "mitigated"]
-    told = cured["error"].eq("StartFailed") & cured["text"].str.contains(f"rank {FAILS}: NCCL error", regex=False)
+    told = cured["error"].eq("StartFailed") & cured["text"].str.contains(f"rank {FAILS}: .*NCCL error", regex=True)
     told = told.fillna(False).astype(bool)
     mitigation = Mitigation.NONE
     if evidence.ran("mitigated"):
@@ -74,3 +74,21 @@ def judge(evidence: Evidence) -> Verdict:
         f" {silent} of {other_tries} other ranks were ended by torchrun in the middle of their own initialisation without a word. Started by"
         f" the framework {int(told.sum())} of {len(cured)} ranks raised an error that has rank {FAILS} and its reason.",
     )
+
+
+NCCL = ("--backend", "nccl")
+BROKEN = (f"nccl:fail,rank={FAILS},call=init,result=ncclUnhandledCudaError",)
+
+gpu = scenario.with_variant(
+    "gpu",
+    title=f"{scenario.title} (NCCL, two GPUs)",
+    certifies_not="The error is planted at the entry of ncclCommInitRankConfig; what makes a driver return it is another matter.",
+    layer="nccl",
+    needs=("linux", "torch", "cuda:2"),
+    tags=("gpu",),
+    repeats=1,
+    control=Arm("worker.py", args=NCCL),
+    fault=Arm("worker.py", args=NCCL, faults=BROKEN),
+    mitigated=Arm("worker.py", args=(*NCCL, "--cured"), faults=BROKEN),
+)
+gpu.judge(judge)

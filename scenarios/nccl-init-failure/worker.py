@@ -31,28 +31,31 @@ def faulty(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.
     return dist.ProcessGroupGloo(store, rank, size, timeout)
 
 
-def use(rank: int) -> None:
-    value = torch.full((4,), float(rank + 1))
+def use(rank: int, device: str) -> None:
+    value = torch.full((4,), float(rank + 1), device=device)
     dist.all_reduce(value)
     record("made", backend=dist.get_backend(), sum=value[0].item())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", choices=("gloo", FAULTY), default="gloo")
+    parser.add_argument("--backend", choices=("gloo", "nccl", FAULTY), default="gloo")
     parser.add_argument("--timeout-s", type=float, default=20.0)
     parser.add_argument("--deadline-s", type=float, default=20.0)
     parser.add_argument("--cured", action="store_true")
     args = parser.parse_args()
     dist.Backend.register_backend(FAULTY, faulty, devices=["cpu"])
     rank, began = int(os.environ["RANK"]), time.monotonic()
+    device = "cuda" if args.backend == "nccl" else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     with attempt("init") as made:
         if args.cured:
             with start(resolve(os.environ), backend=args.backend, deadline_s=args.deadline_s, timeout_s=args.timeout_s):
-                use(rank)
+                use(rank, device)
         else:
             dist.init_process_group(args.backend, timeout=timedelta(seconds=args.timeout_s))
-            use(rank)
+            use(rank, device)
             dist.destroy_process_group()
     if made.error:
         raise SystemExit(f"{made.error}: {made.text}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtprobe import Scenario
-from dtprobe.authoring import survivors
+from dtprobe import Scenario, flight_recorder
+from dtprobe.authoring import nccl, survivors
 
 if TYPE_CHECKING:
     from dtprobe import Evidence, Verdict
@@ -44,3 +44,19 @@ def judge(evidence: Evidence) -> Verdict:
         by_timeout=True,
     )
     return survivors.judge(evidence, claim)
+
+
+gpu = nccl.variant(
+    scenario,
+    "skip",
+    claim="On NCCL the others of a stopped rank wait in a kernel until the watchdog ends them; the stopped rank's own watchdog is stopped with it.",
+    differs=False,
+    faults=(f"process:stop,rank={nccl.CULPRIT},op=all_reduce,nth={nccl.STEP + 1},for_s={nccl.AWAY_S:g}",),
+    probes=(flight_recorder(interval_s=0.25, suspect_s=1.0),),
+)
+
+
+@gpu.judge
+def judge_gpu(evidence: Evidence) -> Verdict:
+    """How NCCL's waiting ranks end, and who is named before."""
+    return nccl.judge(evidence, nccl.Claim())

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprobe import Arm, Scenario, Verdict, VerdictKind, flight_recorder
-from dtprobe.authoring import symptoms
+from dtprobe.authoring import nccl, symptoms
 from dtprobe.catalog import load_module
 
 if TYPE_CHECKING:
@@ -108,3 +108,22 @@ def judge(evidence: Evidence) -> Verdict:
 def in_one_step(failed: pd.DataFrame) -> bool:
     """Whether all ranks failed, and in the same step."""
     return failed["rank"].nunique() == WORLD_SIZE and failed["step"].nunique() == 1
+
+
+gpu = nccl.variant(
+    blackhole,
+    "skip",
+    title="A collective that all ranks have entered never begins on their GPUs (NCCL, two GPUs)",
+    claim="On NCCL a collective that every rank has entered and whose work never begins hangs on all until the watchdog ends them; nobody is behind.",
+    layer="nccl",
+    differs=False,
+    faults=(f"nccl:block,call=ncclAllReduce,nth={nccl.STEP + 1},where=stream",),
+    mitigated=None,
+    no_cure_because="no rank does wrong: a checked step sees equal calls, and a restart is what is left",
+)
+
+
+@gpu.judge
+def judge_gpu(evidence: Evidence) -> Verdict:
+    """How NCCL's waiting ranks end, and who is named before."""
+    return nccl.judge(evidence, nccl.Claim(aborted=(0, nccl.CULPRIT), recorder_names=False))

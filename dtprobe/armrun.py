@@ -182,8 +182,9 @@ def execute(
     seed: int,
     environ: Mapping[str, str],
     clock: Clock,
+    elsewhere: frozenset[int] = frozenset(),
 ) -> ArmRecord:
-    """Run the arm once; returns when every process of it has ended.
+    """Run the arm once; returns when every process of it has ended. `elsewhere` are ranks that run on other nodes, where this is one of several.
 
     Recorders and injections start while the ranks are held before their program, and stop before what is left of the ranks
     is ended. A recorder that fails is a problem in the record, never the end of the run; a fault that cannot reach its
@@ -209,6 +210,7 @@ def execute(
         processes=processes,
         suspect=suspicions.suspect,
         environ={**environ, **box.marker},
+        elsewhere=elsewhere,
     )
     recorders: dict[str, Recorder] = {probe.name: probe.recorder(where) for probe in probes}
     suspicions.recorders = recorders

@@ -19,7 +19,7 @@ from dtprobe.diagnose.clock import timeline
 from dtprobe.diagnose.decide import decide
 from dtprobe.diagnose.diagnosis import Diagnosis
 from dtprobe.diagnose.facts.restarted import of_first
-from dtprobe.diagnose.hosts import measured
+from dtprobe.diagnose.hosts import home, measured
 from dtprobe.diagnose.intake.kinds import TEXTS
 from dtprobe.diagnose.lines import read_all
 from dtprobe.diagnose.operations import operations
@@ -80,6 +80,7 @@ def diagnose(paths: Sequence[Path], tell: Tell | None = None) -> Diagnosis:
         answer = decide(case, of_first(case, found), failed)
         return replace(
             answer,
+            host=answer.host or home(case.artifacts, answer.first_failing_rank),
             read=Counter(one.kind for one in case.artifacts),
             timeline=timeline(case),
             operations=operations(case),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from dtprobe.diagnose.case import Artifact
+from dtprobe.diagnose.case import Artifact, First
 from dtprobe.readers.artifact import Problem, Problems, ReaderError
 from dtprobe.readers.hosts import FILE, Host, Hosts, read_hosts
 
@@ -56,6 +56,12 @@ class Measured:
                     )
                 if host.stepped:
                     yield f"{ranks}: the clock of {host.name} was set in mid-run: its stamps are uncertain by the whole step"
+
+
+def home(artifacts: Sequence[Artifact], rank: First) -> str | None:
+    """The host on which a rank ran, as the run itself tells it; None where it does not, or where several runs differ."""
+    names = {one.measured.name for one in artifacts if one.measured is not None and one.rank == rank}
+    return names.pop() if len(names) == 1 else None
 
 
 def measured(artifacts: Sequence[Artifact], problems: Problems) -> Measured:

@@ -23,7 +23,8 @@ class Where:
     `world_size` is None for a foreign command that does not say. `folder` is `<run>/<arm>/<repeat>`, `scratch` a private temporary folder that vanishes after the run (sockets, say).
     `processes()` answers the ranks known at this moment: all of them from the start under the local launcher, as they
     appear under torchrun. `suspect(reason)` tells every recorder of this arm run that a hang is suspected. `environ` is for programs
-    that a recorder starts by itself: it carries the run's marker, by which they are ended when the harness dies.
+    that a recorder starts by itself: it carries the run's marker, by which they are ended when the harness dies. `elsewhere` are ranks of
+    the job on other hosts, whose own recorders see them.
     """
 
     folder: Path
@@ -32,6 +33,7 @@ class Where:
     processes: Callable[[], Sequence[RankProcess]]
     suspect: Callable[[str], None]
     environ: Mapping[str, str]
+    elsewhere: frozenset[int] = frozenset()
 
     def rank_folder(self, rank: int) -> Path:
         return self.folder / f"rank{rank}"

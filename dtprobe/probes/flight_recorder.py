@@ -287,7 +287,11 @@ class FlightRecorderRecorder(Recorder):
         waiting = ", ".join(str(rank) for rank in found.waiting)
         parts = [f"{found.operation} open for {open_s:.1f} s on rank{'s' * (len(found.waiting) > 1)} {waiting}"]
         parts += [f"rank {rank} called {other} there" for rank, other in found.others.items()]
-        parts += [f"rank {rank} is behind: {self._behind(rank, found, records.get(rank))}" for rank in found.behind]
+        away = [rank for rank in found.behind if rank in self._where.elsewhere]
+        behind = [rank for rank in found.behind if rank not in away]
+        parts += [f"rank {rank} is behind: {self._behind(rank, found, records.get(rank))}" for rank in behind]
+        if away:
+            parts.append(f"rank{'s' * (len(away) > 1)} {', '.join(map(str, away))} cannot be seen from this host")
         parts += [
             f"rank {rank} {known.silent}" for rank, known in self._ranks.items() if known.silent and rank not in found.behind
         ]

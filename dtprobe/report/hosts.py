@@ -36,7 +36,7 @@ def table(folder: RunFolder) -> Table | None:
         return None
     arms = tuple(arm for arm in folder.arms if any(arm in by_arm for by_arm in found.values()))
     rows = tuple(
-        (f"{words.clip(name, 60)} (ranks {words.ranks(ranks[name])})", *(_cell(by_arm.get(arm, [])) for arm in arms))
+        (f"{words.clip(name, 60)}, {words.ranks(ranks[name])}", *(_cell(by_arm.get(arm, [])) for arm in arms))
         for name, by_arm in found.items()
     )
     return Table(

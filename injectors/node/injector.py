@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -17,17 +18,36 @@ from dtprobe.probes import RankProcess
 
 DEVICE = "dtp0"
 COMMAND_S = 10.0
+LOOK_S = 0.05
 NEEDS = ("root", "netns", "command:nsenter", "command:ip")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lose:
-    """Power cut: the cable is dead first, then every process of the node: no peer gets a FIN or a RST."""
+    """Power cut: the cable is dead first, then every process of the node: no peer gets a FIN or a RST.
+
+    With `mark` not before one of the node's ranks has left a file of that name (`dtprobe.worker.together` does) among its artifacts.
+    """
+
+    mark: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self.mark)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unplug:
-    """The node's cable is pulled; its processes live on. Put back after for_s, else never."""
+    """The node's cable is pulled; its processes live on. Put back after for_s, else never. `mark` as for `lose`."""
+
+    mark: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self.mark)
+
+
+def _check(mark: str) -> None:
+    if not re.fullmatch(r"[\w.-]*", mark):
+        raise ValueError(f"mark={mark} is no plain name of a file")
 
 
 class NodeInjection(Injection):
@@ -55,9 +75,18 @@ class NodeInjection(Injection):
     def problems(self) -> tuple[str, ...]:
         if self._fired or self._watch.problems:
             return tuple(self._watch.problems)
-        return (f"the run ended before after_s={self.fault.target.after_s or 0:g}",)
+        mark = getattr(self.fault.config, "mark", "")
+        return (f"the run ended before after_s={self.fault.target.after_s or 0:g}" + (f" and the mark {mark}" if mark else ""),)
 
     def _act(self, seen: Seen) -> None:
+        """Once the mark is there: it comes from the node as all its artifacts do, within half a second."""
+        mark = getattr(self.fault.config, "mark", "")
+        if mark and not any(self.site.folder.parent.parent.glob(f"rank*/{mark}")):
+            self._watch.later(LOOK_S, lambda: self._act(seen))
+            return
+        self._strike(seen)
+
+    def _strike(self, seen: Seen) -> None:
         space = Path(f"/proc/{seen.who.pid}/ns/net")
         if space.stat().st_ino == Path("/proc/self/ns/net").stat().st_ino:
             raise RuntimeError("the node has no network of its own: only the launcher hosts gives it one")

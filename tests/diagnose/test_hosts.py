@@ -53,7 +53,7 @@ def job(folder: Path, *, measured: bool, lost: str = "") -> Path:
 def test_the_first_failing_rank_is_right_although_its_hosts_clock_is_three_seconds_ahead(tmp_path: Path) -> None:
     told = diagnose([job(tmp_path / "with", measured=True)])
     blind = diagnose([job(tmp_path / "without", measured=False)])
-    assert (told.first_failing_rank, blind.first_failing_rank) == (1, 0)
+    assert (told.first_failing_rank, told.host, blind.first_failing_rank) == (1, "node1", 0)
     assert told.failure_mode == blind.failure_mode == "python-exception-one-rank"
 
 

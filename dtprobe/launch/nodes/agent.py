@@ -215,6 +215,7 @@ class Agent:
             seed=told["seed"],
             environ=self.environ,
             clock=self._clock,
+            elsewhere=frozenset(range(told["world_size"])) - set(told["ranks"]),
         )
 
     def _held(self, processes: Sequence[RankProcess]) -> None:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+pytest_plugins = ("dtprobe.suite.plugin",)
+"""What `pytest -p dtprobe` loads: pytest reads this name of a plugin (its documentation, "Requiring/Loading plugins")."""
+
 _HOMES = {
     "DtprobeError": "errors",
     "Unavailable": "errors",

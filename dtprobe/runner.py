@@ -67,12 +67,13 @@ def run(
     environ: Mapping[str, str] = os.environ,
     clock: Clock | None = None,
     argv: Sequence[str] = (),
-    night: str | None = None,
+    belongs: Mapping[str, object] | None = None,
 ) -> RunResult:
     """Run a scenario's arms in turn, record them, judge them, and leave a run folder under `out` with its report.
 
     `arms` restricts what runs (the verdict is then `inconclusive`, since the rule of three arms cannot be met). A scenario
     whose needs are not met is not run: its verdict is `unsupported` with the reason.
+    `belongs` are further entries of `run.json`: the night that the run is part of.
     Raises UsageError for arguments that cannot be, DtprobeError when the harness itself fails; KeyboardInterrupt passes
     through after everything has been ended and the folder marked as interrupted.
     """
@@ -87,7 +88,7 @@ def run(
     unmet = Doctor(environ=environ).unmet(scenario.needs)
     store = Store.open(out)
     facts = run_facts(scenario, seed=seed, argv=argv, probes=probes, unavailable=unavailable, environ=environ)
-    facts = {**facts, "launch": scenario.launch, "night": night}
+    facts = {**facts, "launch": scenario.launch, **(belongs or {})}
     with store.create(scenario.name, scenario.variant, facts, started_ns=clock.now_ns()) as run_folder:
         if unmet:
             return judging.conclude(store, run_folder, scenario, judging.unsupported(unmet), seed=seed, clock=clock)

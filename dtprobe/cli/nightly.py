@@ -9,44 +9,128 @@ from typing import Annotated
 import typer
 
 from dtprobe import catalog
-from dtprobe.cli.base import Json, Out, Paths, app
+from dtprobe.cli.base import Json, Out, Paths, app, table
+
+CHOICE = "Choose scenarios"
+RUNNING = "Run them"
+TELLING = "Tell of it"
 
 
 @app.command()
 def nightly(
     only: Annotated[
-        str | None, typer.Option("--only", help="Scenarios or variants, separated by commas (default: all).")
+        str | None,
+        typer.Option("--only", help="Scenarios or variants, separated by commas (default: all).", rich_help_panel=CHOICE),
     ] = None,
-    out: Out = Path("runs"),
-    as_json: Json = False,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", help="Scenarios at a time (default: half the cores, at least 2).")
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", help="Those with this tag or layer; may be repeated.", rich_help_panel=CHOICE)
     ] = None,
-    repeats: Annotated[int | None, typer.Option("--repeats", help="Repeats of each arm (default: the scenario's own).")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of every workload and injection.")] = 0,
-    claims: Annotated[Path | None, typer.Option("--claims", help="Write the table of claims into this Markdown file.")] = None,
+    capability: Annotated[
+        list[str] | None,
+        typer.Option("--capability", help="Those that need this (`slurm`, `cuda`); may be repeated.", rich_help_panel=CHOICE),
+    ] = None,
+    changed: Annotated[
+        str | None,
+        typer.Option(
+            "--changed", metavar="COMMIT", help="Those of which a file differs from this commit.", rich_help_panel=CHOICE
+        ),
+    ] = None,
     path: Paths = None,
+    out: Out = Path("runs"),
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", help="Scenarios at a time (default: cores + 1; ranks mostly wait).", rich_help_panel=RUNNING),
+    ] = None,
+    runs: Annotated[
+        int, typer.Option("--runs", help="Runs of each scenario, each with a seed of its own.", rich_help_panel=RUNNING)
+    ] = 1,
+    retries: Annotated[
+        int,
+        typer.Option(
+            "--retries",
+            help="Further runs of a scenario that is not as expected, to tell flaky from broken.",
+            min=0,
+            rich_help_panel=RUNNING,
+        ),
+    ] = 3,
+    repeats: Annotated[
+        int | None,
+        typer.Option("--repeats", help="Repeats of each arm in a run (default: the scenario's own).", rich_help_panel=RUNNING),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of every workload and injection.", rich_help_panel=RUNNING)] = 0,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget",
+            metavar="MINUTES",
+            help="Run what fits: first what never ran, then what failed, then what ran longest ago.",
+            rich_help_panel=RUNNING,
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="[NIGHT|latest]",
+            help="Go on with a night that was interrupted or killed, as it was asked for.",
+            rich_help_panel=RUNNING,
+        ),
+    ] = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on", help="Where: `local`, `slurm`, `ray`, with options: `slurm:partition=main`.", rich_help_panel=RUNNING
+        ),
+    ] = "local",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would run, and why; run nothing.", rich_help_panel=CHOICE)
+    ] = False,
+    as_json: Json = False,
+    claims: Annotated[
+        Path | None,
+        typer.Option("--claims", help="Write the table of claims into this Markdown file.", rich_help_panel=TELLING),
+    ] = None,
 ) -> None:
-    """Run all scenarios that this machine can, in parallel where safe, against their pinned expectations.
+    """Run scenarios, in parallel where safe, against their pinned expectations; all that this machine can, where none are chosen.
 
-    Example: `dtprobe nightly --only filestore-race,collective-skipped --jobs 2`
+    What is asked by several kinds of choice must hold together. Exit code 0: all as expected; 1: one was not, or a metric has become worse.
+
+    Example: `dtprobe nightly --tag network --changed origin/main --budget 20`
     """
     import os
 
     from rich.console import Console
 
-    from dtprobe import suite
+    from dtprobe import engines, suite
     from dtprobe.report import suite as pages
+    from dtprobe.suite import selection
 
     if claims is not None:
         pages.check_claims(claims)
+    found = catalog.load(path or ())
+    wanted = selection.Wanted(
+        only=only.split(",") if only else (), tags=tag or (), capabilities=capability or (), changed=changed
+    )
+    chosen = selection.choose(found, wanted)
+    if dry_run:
+        table(("scenario", "why"), [(one.id, chosen.because.get(one.id, "all are run")) for one in chosen.scenarios])
+        raise typer.Exit(0)
     result = suite.run(
-        catalog.load(path or ()).chosen(only.split(",") if only else ()),
+        chosen.scenarios if resume is None else found.scenarios,
         out=out,
-        jobs=jobs if jobs is not None else max(2, (os.cpu_count() or 1) // 2),
-        repeats=repeats,
-        seed=seed,
+        night=suite.Night(
+            jobs=jobs if jobs is not None else (os.cpu_count() or 1) + 1,
+            repeats=repeats,
+            seed=seed,
+            runs=runs,
+            retries=retries,
+            budget_s=None if budget is None else budget * 60,
+            resume=resume,
+            because=chosen.because,
+            broken=chosen.broken if resume is None else (),
+        ),
         follower=pages.Lines(Console(stderr=True)),
+        engine=None if on == "local" else engines.named(on, os.environ),
     )
     data = result.as_json()
     pages.write(result.folder, data)

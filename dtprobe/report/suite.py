@@ -23,9 +23,10 @@ from dtprobe.report import engine, words
 if TYPE_CHECKING:
     from dtprobe.suite import Ran, SuiteResult
 
-STATUSES = ("not-as-expected", "failed", "not-run", "as-expected", "unsupported")
+STATUSES = ("broken", "not-as-expected", "failed", "flaky", "not-run", "as-expected", "left-out", "unsupported")
 """In the order in which a reader wants them."""
-STYLES = {"as-expected": "green", "unsupported": "yellow", "not-run": "yellow"}
+QUIET = ("as-expected", "left-out", "unsupported")
+STYLES = {"as-expected": "green", "unsupported": "yellow", "not-run": "yellow", "left-out": "yellow", "flaky": "yellow"}
 UP = "../../"
 """From a suite's folder to the run folders."""
 
@@ -43,6 +44,8 @@ class Row:
     took_s: float
     folder: str
     figures: tuple[str, ...]
+    again: tuple[Mapping[str, Any], ...]
+    """Each run of a scenario that was run more than once."""
 
     @property
     def took(self) -> str:
@@ -60,6 +63,17 @@ class Summary:
     counts: tuple[tuple[str, int], ...]
     facts: tuple[tuple[str, str], ...]
     rows: tuple[Row, ...]
+    night: str
+    regressions: tuple[Mapping[str, Any], ...]
+
+    @property
+    def odd(self) -> list[Row]:
+        """What a reader wants to see at once."""
+        return [row for row in self.rows if row.status not in QUIET]
+
+    @property
+    def rest(self) -> list[Row]:
+        return [row for row in self.rows if row.status in QUIET]
 
     @property
     def claims(self) -> list[Row]:
@@ -72,12 +86,15 @@ def build(data: Mapping[str, Any]) -> Summary:
     rows = [_row(one) for one in data["scenarios"]]
     counts = tuple((status, n) for status in STATUSES if (n := sum(row.status == status for row in rows)))
     good = sum(row.status == "as-expected" for row in rows)
-    left = [f"{n} {status.replace('-', ' ')}" for status, n in counts if status in ("unsupported", "not-run")]
+    left = [
+        f"{n} {status.replace('-', ' ')}" for status, n in counts if status in ("flaky", "unsupported", "not-run", "left-out")
+    ]
     versions, machine = data["versions"], data["machine"]
     facts = {
         "took": words.number(data["took_s"], "s"),
         "at a time": data["jobs"],
         "repeats": data["repeats"] or "each scenario's own",
+        "runs": data.get("runs", 1),
         "seed": data["seed"],
         "torch": versions.get("torch") or "none",
         "Python": machine.get("python") or "unknown",
@@ -91,6 +108,8 @@ def build(data: Mapping[str, Any]) -> Summary:
         counts=counts,
         facts=tuple((key, str(value)) for key, value in facts.items()),
         rows=tuple(sorted(rows, key=lambda row: STATUSES.index(row.status))),
+        night=data.get("night", ""),
+        regressions=tuple(data.get("regressions", ())),
     )
 
 
@@ -124,7 +143,8 @@ def write_claims(path: Path, data: Mapping[str, Any]) -> None:
 
 def _row(one: Mapping[str, Any]) -> Row:
     return Row(
-        **{name: one[name] for name in Row.__dataclass_fields__ if name != "figures"},
+        **{name: one[name] for name in Row.__dataclass_fields__ if name not in ("figures", "again")},
+        again=tuple(one.get("runs", ())),
         figures=tuple(
             f"{name.replace('_', ' ')}: {metric['documented']}, here {words.number(metric['fault'], metric['unit'])}"
             f" ({words.number(metric['control'], metric['unit'])})"
@@ -155,12 +175,14 @@ class Lines:
         self._show()
 
     def ended(self, row: Ran) -> None:
-        self._running.pop(row.scenario, None)
+        self._running.pop(f"{row.scenario}#{row.number + 1}" if row.number else row.scenario, None)
         self._done += 1
-        line = Text(f"[{self._done}/{self._total}] {row.scenario}: ")
+        self._total = max(self._total, self._done)  # runs of what was not as expected come on top
+        again = f" (run {row.number + 1})" if row.number else ""
+        line = Text(f"[{self._done}/{self._total}] {row.scenario}{again}: ")
         line.append(row.status, STYLES.get(row.status, "bold red"))
         line.append(f" ({row.verdict or 'no verdict'}, {words.number(row.took_s, 's')})")
-        if row.status not in ("as-expected", "unsupported"):
+        if row.status not in ("as-expected", "unsupported", "left-out"):
             line.append(f" {words.clip(row.because, 200)}")
         self._console.print(line, soft_wrap=True)
         self._show()

@@ -1,76 +1,40 @@
-"""Many scenarios in one go, on pytest and xdist: what each said, in one summary with links to their reports."""
+"""Many scenarios in one go, on pytest and xdist or on an engine: what each said, in one summary with links to their reports."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
 from dtprobe import machine
+from dtprobe.catalog import Broken
 from dtprobe.clock import Clock, SystemClock
 from dtprobe.errors import DtprobeError, UsageError
 from dtprobe.scenario import Scenario
 from dtprobe.store import Store
 from dtprobe.store.files import write_json
+from dtprobe.suite import budget, junit, past
+from dtprobe.suite.plugin import item_name
+from dtprobe.suite.progress import Asked, Progress, Step, alive, read, resumable
+from dtprobe.suite.rows import SCHEMA, Ran, SuiteResult, load, merged
 
-SCHEMA = "dtprobe.suite/1"
+if TYPE_CHECKING:
+    from dtprobe.engines import Engine
+
+__all__ = ["FOLDER", "SCHEMA", "Follower", "Night", "Ran", "SuiteResult", "load", "run"]
+
 FOLDER = "suites"
-"""Below `--out`: `<utc>-<pid>/` with summary.json, summary.html, summary.md and junit.xml."""
+"""Below `--out`: `<utc>-<pid>/` with progress.json, summary.json, summary.html, summary.md and junit.xml."""
 PLUGIN = "dtprobe.suite.plugin"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Ran:
-    """What became of one scenario. `status` is `as-expected`, `not-as-expected`, `unsupported`, `failed` (the harness) or `not-run`."""
-
-    scenario: str
-    status: str
-    verdict: str = ""
-    expected: str | None = None
-    mitigation: str = "none"
-    because: str = ""
-    took_s: float = 0.0
-    folder: str = ""
-    """The run folder, relative to `--out`; empty where there is none."""
-    title: str = ""
-    claim: str = ""
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteResult:
-    """All of them, in the order in which they were asked for."""
-
-    folder: Path
-    rows: tuple[Ran, ...]
-    took_s: float
-    interrupted: bool
-    facts: Mapping[str, Any]
-
-    def count(self, status: str) -> int:
-        return sum(row.status == status for row in self.rows)
-
-    @property
-    def well(self) -> bool:
-        """Nothing was other than expected, and something ran."""
-        odd = ("not-as-expected", "failed", "not-run")
-        return not self.interrupted and self.count("as-expected") > 0 and not any(row.status in odd for row in self.rows)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            **self.facts,
-            "took_s": round(self.took_s, 3),
-            "interrupted": self.interrupted,
-            "well": self.well,
-            "scenarios": [asdict(row) for row in self.rows],
-        }
+RETRIES = 3
+"""So often is a scenario run again that was not as expected at once: with 0 of 4 the 95 % interval ends below one half."""
 
 
 class Follower(Protocol):
@@ -85,95 +49,297 @@ class Follower(Protocol):
     def end(self) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Night:
+    """What a night is to be.
+
+    `runs` of each scenario; with one, a scenario that is not as expected is run `retries` times more. `budget_s` is the most that it may take:
+    what does not fit is left out. `resume` (`latest`, an id or a folder) goes on with a night that was ended, and then only `jobs` counts of
+    the rest. `because` says why scenarios were chosen, `broken` are folders whose scenario.py cannot be loaded: rows that failed.
+    """
+
+    jobs: int
+    repeats: int | None = None
+    seed: int = 0
+    runs: int = 1
+    retries: int = RETRIES
+    budget_s: float | None = None
+    resume: str | None = None
+    because: Mapping[str, str] | None = None
+    broken: Sequence[Broken] = ()
+
+
 def run(
     scenarios: Sequence[Scenario],
     *,
     out: Path,
-    jobs: int,
-    repeats: int | None = None,
-    seed: int = 0,
+    night: Night,
     follower: Follower,
+    engine: Engine | None = None,
     clock: Clock | None = None,
 ) -> SuiteResult:
     """Run the scenarios, `jobs` at a time, and write the summary into `<out>/suites/<utc>-<pid>/`.
 
-    An interrupt ends what runs and is a result as well: what was not reached is `not-run`. Raises UsageError where nothing is to be
-    run or `out` cannot be written, DtprobeError where pytest itself failed.
+    An interrupt ends what runs and is a result as well: what was not reached is `not-run`, and the night can be resumed. To resume one,
+    `scenarios` are all that may be in it. Raises UsageError where nothing is to be run, `out` cannot be written or the night to be resumed
+    still runs, DtprobeError where pytest or the engine failed.
     """
-    if not scenarios:
-        raise UsageError("no scenario to run", "`dtprobe list` shows what there is")
-    if jobs < 1:
-        raise UsageError(f"--jobs {jobs}: nothing would run", "give 1 or more")
     clock = clock or SystemClock()
+    _check(scenarios, night)
     Store.open(out)
-    began_ns, began = clock.now_ns(), clock.monotonic()
-    stamp = datetime.fromtimestamp(began_ns / 1e9, UTC).strftime("%Y%m%dT%H%M%SZ")
-    folder = out / FOLDER / f"{stamp}-{os.getpid()}"
-    folder.mkdir(parents=True)
-    follow = _Follow(scenarios, follower)
-    follower.begin(len(scenarios))
+    began = clock.monotonic()
+    if night.resume is None:
+        folder, asked, began_ns, done = _begun(scenarios, out, night, clock)
+    else:
+        folder, asked, began_ns, done = _resumed(out, night)
+    by_id = {one.id: one for one in scenarios}
+    gone = sorted({name for name, _ in asked.steps} - by_id.keys())
+    if gone:
+        raise UsageError(
+            f"{folder.name} has {gone[0]}, which is no scenario any more", "give its --path, or start another night"
+        )
+    progress = Progress(folder, asked, began_ns, [_told(row) for row in done])
+    follower.begin(len(asked.steps))
+    for row in done:
+        follower.ended(row)
+    passes = _Passes(by_id, asked, folder=folder, out=out, progress=progress, follower=follower, engine=engine)
+    known = budget.known(out / FOLDER)
+    until_ns = None if night.budget_s is None else clock.now_ns() + int(night.budget_s * 1e9)
     try:
-        code = pytest.main(_arguments(scenarios, folder, out, jobs, repeats, seed), plugins=[follow])
+        passes.run([step for step in asked.steps if step not in passes.rows], until_ns, known)
+        if asked.runs == 1 and not passes.interrupted:
+            passes.run(_again(passes.rows, asked.retries), until_ns, known)
     finally:
         follower.end()
-    if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
-        raise DtprobeError(
-            f"the suite could not be run: {follow.trouble or pytest.ExitCode(code).name}", "report it with the command"
-        )
+    progress.end()
+    earlier = past.earlier(out, folder.name)
+    names = dict.fromkeys(name for name, _ in asked.steps)
+    rows = [_row(by_id[name], passes.rows, earlier, asked) for name in names]
+    rows += [
+        Ran(scenario=name, status="left-out", because=why, title=by_id[name].title if name in by_id else "")
+        for name, why in asked.left_out.items()
+    ]
+    rows += [
+        Ran(scenario=one.folder.name, status="failed", because=f"{one.folder / 'scenario.py'} cannot be loaded: {one.error}")
+        for one in night.broken
+    ]
     result = SuiteResult(
         folder=folder,
-        rows=tuple(follow.rows.get(one.id) or Ran(scenario=one.id, status="not-run", title=one.title) for one in scenarios),
+        rows=tuple(rows),
         took_s=clock.monotonic() - began,
-        interrupted=code == pytest.ExitCode.INTERRUPTED,
+        interrupted=passes.interrupted,
         facts={
+            "night": folder.name,
             "began_ns": began_ns,
-            "seed": seed,
-            "repeats": repeats,
-            "jobs": jobs,
+            "seed": asked.seed,
+            "repeats": asked.repeats,
+            "jobs": asked.jobs,
+            "runs": asked.runs,
+            "resumed": night.resume is not None,
+            "on": engine.name if engine else None,
+            "budget_s": night.budget_s,
+            "because": dict(asked.because),
+            "regressions": [],
             "machine": machine.machine_facts(environ=os.environ).as_json(),
             "versions": machine.versions(),
         },
     )
-    write_json(folder / "summary.json", result.as_json())
+    data = result.as_json()
+    write_json(folder / "summary.json", data)
+    junit.write(folder, data)
     return result
 
 
-def _arguments(scenarios: Sequence[Scenario], folder: Path, out: Path, jobs: int, repeats: int | None, seed: int) -> list[str]:
-    """Of a pytest that knows nothing of the project it is started in: no ini file, no conftest, no cache, no terminal, no temporary folder."""
-    files = dict.fromkeys(str(one.folder / "scenario.py") for one in scenarios)
-    plugins = [
-        word for name in (PLUGIN, "no:terminal", "no:cacheprovider", "no:faulthandler", "no:tmpdir") for word in ("-p", name)
-    ]
-    return [
-        *("-c", os.devnull, "--rootdir", str(folder), "--noconftest", "--import-mode=importlib"),
-        *plugins,
-        *("-W", "ignore::pluggy.PluggyTeardownRaisedWarning"),  # an interrupt meets xdist's connections closed
-        *("-n", str(jobs), "--dist", "worksteal", "--scenarios", "--scenario-seed", str(seed)),
-        *("--scenario-out", str(out.resolve()), "--junit-xml", str(folder / "junit.xml")),
-        *(("--scenario-repeats", str(repeats)) if repeats is not None else ()),
-        *(word for one in scenarios for word in ("--scenario", one.id)),
-        *files,
-    ]
+def _check(scenarios: Sequence[Scenario], night: Night) -> None:
+    if not scenarios:
+        raise UsageError("no scenario to run", "`dtprobe list` shows what there is")
+    if night.jobs < 1:
+        raise UsageError(f"--jobs {night.jobs}: nothing would run", "give 1 or more")
+    if night.runs < 1:
+        raise UsageError(f"--runs {night.runs}: nothing would run", "give 1 or more")
+    if night.budget_s is not None and night.budget_s <= 0:
+        raise UsageError(f"--budget {night.budget_s / 60:g}: no time at all", "give minutes, more than 0")
+
+
+def _begun(scenarios: Sequence[Scenario], out: Path, night: Night, clock: Clock) -> tuple[Path, Asked, int, list[Ran]]:
+    names, left_out = [one.id for one in scenarios], dict[str, str]()
+    if night.budget_s is not None:
+        known = budget.known(out / FOLDER)
+        names, left_out = budget.within(names, known, budget_s=night.budget_s, jobs=night.jobs, runs=night.runs)
+    asked = Asked(
+        steps=tuple((name, number) for number in range(night.runs) for name in names),
+        seed=night.seed,
+        repeats=night.repeats,
+        runs=night.runs,
+        jobs=night.jobs,
+        retries=night.retries,
+        left_out=left_out,
+        because=dict(night.because or {}),
+    )
+    began_ns = clock.now_ns()
+    stamp = datetime.fromtimestamp(began_ns / 1e9, UTC).strftime("%Y%m%dT%H%M%SZ")
+    folder = out / FOLDER / f"{stamp}-{os.getpid()}"
+    folder.mkdir(parents=True)
+    return folder, asked, began_ns, []
+
+
+def _resumed(out: Path, night: Night) -> tuple[Path, Asked, int, list[Ran]]:
+    """The night as it was asked for, and what is done of it: by its own account, and by run folders that came to a verdict since."""
+    folder = resumable(out, night.resume or "")
+    data = read(folder)
+    if alive(data):
+        raise UsageError(f"--resume: {folder.name} still runs, as process {data['pid']}", "wait for its end, or end it")
+    asked = replace(Asked.of(data["asked"]), jobs=night.jobs)
+    done = [Ran(**one) for one in data["done"]]
+    # What was not run because of an interrupt or the budget is run now.
+    done = [row for row in done if row.status not in ("left-out", "not-run")]
+    done += past.adopted(out, folder.name, {row.step for row in done})
+    return folder, asked, int(data["began_ns"]), done
+
+
+def _again(rows: Mapping[Step, Ran], retries: int) -> list[Step]:
+    """Further runs of the scenarios whose first was not as expected."""
+    odd = [name for (name, number), row in rows.items() if number == 0 and row.status in ("not-as-expected", "failed")]
+    return [(name, number) for number in range(1, retries + 1) for name in odd if (name, number) not in rows]
+
+
+def _row(scenario: Scenario, rows: Mapping[Step, Ran], earlier: Mapping[str, Any], asked: Asked) -> Ran:
+    own = [row for (name, _), row in sorted(rows.items()) if name == scenario.id]
+    if not own:
+        return Ran(scenario=scenario.id, status="not-run", title=scenario.title, because="the night was interrupted")
+    return merged(own, earlier.get(scenario.id, past.NOTHING))
+
+
+def _told(row: Ran) -> dict[str, Any]:
+    return {**vars(row), "metrics": dict(row.metrics)}
+
+
+class _Passes:
+    """Runs steps, on pytest or on an engine, and keeps what became of each."""
+
+    def __init__(
+        self,
+        scenarios: Mapping[str, Scenario],
+        asked: Asked,
+        *,
+        folder: Path,
+        out: Path,
+        progress: Progress,
+        follower: Follower,
+        engine: Engine | None,
+    ) -> None:
+        self._scenarios = scenarios
+        self._asked = asked
+        self._folder = folder
+        self._out = out
+        self._progress = progress
+        self._follower = follower
+        self._engine = engine
+        self.rows: dict[Step, Ran] = {step: Ran(**told) for step, told in progress.done.items()}
+        self.interrupted = False
+
+    def run(self, steps: Sequence[Step], until_ns: int | None, known: budget.Known) -> None:
+        """Run these; afterwards `rows` has a row of each unless it was interrupted."""
+        if not steps:
+            return
+        if self._engine is not None:
+            return self._spread(steps)
+        plan = {
+            "steps": {name: [number for one, number in steps if one == name] for name, _ in steps},
+            "belongs": {"night": self._folder.name},
+            "until_ns": until_ns,
+            "expects_s": {name: known.expects_s(name) for name, _ in steps} if until_ns else {},
+        }
+        path = self._folder / "plan.json"
+        write_json(path, plan)
+        follow = _Follow(self._scenarios, dict((item_name(*step), step) for step in steps), self._started, self._ended)
+        code = pytest.main(self._arguments(path, [self._scenarios[name] for name, _ in steps]), plugins=[follow])
+        path.unlink(missing_ok=True)
+        if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
+            raise DtprobeError(
+                f"the suite could not be run: {follow.trouble or pytest.ExitCode(code).name}", "report it with the command"
+            )
+        self.interrupted = code == pytest.ExitCode.INTERRUPTED
+
+    def _spread(self, steps: Sequence[Step]) -> None:
+        from dtprobe.suite import spread
+
+        assert self._engine is not None
+        for number in dict.fromkeys(number for _, number in steps):
+            seed = self._asked.seed + number
+
+            def ended(row: Ran, number: int = number, seed: int = seed) -> None:
+                self._ended(replace(row, number=number, seed=seed))
+
+            self.interrupted = spread.run(
+                [self._scenarios[name] for name, one in steps if one == number],
+                self._engine,
+                out=self._out,
+                folder=self._folder,
+                words=["--seed", str(seed), "--retries", "0"],
+                repeats=self._asked.repeats,
+                ended=ended,
+            )
+            if self.interrupted:
+                return
+
+    def _started(self, step: Step) -> None:
+        self._progress.started(step)
+        self._follower.started(item_name(*step))
+
+    def _ended(self, row: Ran) -> None:
+        self.rows[row.step] = row
+        self._progress.ended(row.step, _told(row))
+        self._follower.ended(row)
+
+    def _arguments(self, plan: Path, scenarios: Sequence[Scenario]) -> list[str]:
+        """Of a pytest that knows nothing of the project it is started in: no ini file, no conftest, no cache, no terminal, no temporary folder."""
+        asked = self._asked
+        files = dict.fromkeys(str(one.folder / "scenario.py") for one in scenarios)
+        plugins = [
+            word
+            for name in (PLUGIN, "no:terminal", "no:cacheprovider", "no:faulthandler", "no:tmpdir")
+            for word in ("-p", name)
+        ]
+        return [
+            *("-c", os.devnull, "--rootdir", str(self._folder), "--noconftest", "--import-mode=importlib"),
+            *plugins,
+            *("-W", "ignore::pluggy.PluggyTeardownRaisedWarning"),  # an interrupt meets xdist's connections closed
+            *("-n", str(asked.jobs), "--dist", "worksteal", "--scenarios", "--scenario-seed", str(asked.seed)),
+            *("--scenario-out", str(self._out.resolve()), "--scenario-plan", str(plan)),
+            *(("--scenario-repeats", str(asked.repeats)) if asked.repeats is not None else ()),
+            *files,
+        ]
 
 
 class _Follow:
     """A plugin of the controlling pytest: collects what the workers report."""
 
-    def __init__(self, scenarios: Sequence[Scenario], follower: Follower) -> None:
-        self._scenarios = {one.id: one for one in scenarios}
-        self._follower = follower
-        self.rows: dict[str, Ran] = {}
+    def __init__(
+        self,
+        scenarios: Mapping[str, Scenario],
+        steps: Mapping[str, Step],
+        started: Callable[[Step], None],
+        ended: Callable[[Ran], None],
+    ) -> None:
+        self._scenarios = scenarios
+        self._steps = steps
+        self._started = started
+        self._ended = ended
         self.trouble = ""
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._follower.started(nodeid.partition("::")[2])
+        if (step := self._steps.get(nodeid.partition("::")[2])) is not None:
+            self._started(step)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name = report.nodeid.partition("::")[2]
-        if name not in self._scenarios or (report.when != "call" and report.outcome == "passed"):
+        step = self._steps.get(report.nodeid.partition("::")[2])
+        if step is None or (report.when != "call" and report.outcome == "passed"):
             return
         told = dict(report.user_properties).get("dtprobe")
-        self._ended(_row(self._scenarios[name], report.outcome, json.loads(str(told)) if told else None, _said(report)))
+        self._ended(
+            _ran(self._scenarios[step[0]], step, report.outcome, json.loads(str(told)) if told else None, _said(report))
+        )
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -182,42 +348,18 @@ class _Follow:
     def pytest_internalerror(self, excrepr: object) -> None:
         self.trouble = str(excrepr).strip().splitlines()[-1]
 
-    def _ended(self, row: Ran) -> None:
-        self.rows[row.scenario] = row
-        self._follower.ended(row)
 
-
-def _row(scenario: Scenario, outcome: str, told: Mapping[str, Any] | None, said: str) -> Ran:
+def _ran(scenario: Scenario, step: Step, outcome: str, told: Mapping[str, Any] | None, said: str) -> Ran:
+    common: dict[str, Any] = {"scenario": scenario.id, "number": step[1], "title": scenario.title, "claim": scenario.claim}
     if told is None:
-        return Ran(scenario=scenario.id, status="failed", because=said, title=scenario.title, claim=scenario.claim)
+        return Ran(status="failed", because=said, **common)
+    if "left_out" in told:
+        return Ran(status="left-out", because=told["left_out"], **common)
     status = {"passed": "as-expected", "skipped": "unsupported"}.get(outcome, "not-as-expected")
-    return Ran(
-        scenario=scenario.id,
-        status=status,
-        verdict=told["verdict"],
-        expected=told["expected"],
-        mitigation=told["mitigation"],
-        because=told["because"],
-        took_s=told["took_s"],
-        folder=told["folder"],
-        title=scenario.title,
-        claim=scenario.claim,
-        metrics=told["metrics"],
-    )
+    same = ("verdict", "expected", "mitigation", "because", "took_s", "folder", "metrics", "seed", "host")
+    return Ran(status=status, **common, **{name: told[name] for name in same})
 
 
 def _said(report: pytest.TestReport | pytest.CollectReport) -> str:
     lines = str(report.longrepr or "").strip().splitlines()
     return lines[-1] if lines else ""
-
-
-def load(path: Path) -> dict[str, Any]:
-    """A summary.json, or that of a suite's folder. Raises UsageError for anything else."""
-    file = path / "summary.json" if path.is_dir() else path
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{file} is no summary of a suite: {error}", "name a folder below suites/") from error
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        raise UsageError(f"{file} is no summary of a suite: its schema is not {SCHEMA}", "name a folder below suites/")
-    return found

@@ -1,4 +1,4 @@
-"""Scenarios as pytest items: `pytest -p dtprobe.suite.plugin --scenarios FOLDER...`, also beside tests of one's own.
+"""Scenarios as pytest items: `pytest -p dtprobe --scenarios FOLDER...`, also beside tests of one's own.
 
 A `scenario.py` that pytest is given becomes one item a scenario. It passes where the verdict is the pinned one and the cure held, is
 skipped where the machine lacks what the scenario needs, and fails otherwise. What came out is in the report's `user_properties` under
@@ -10,9 +10,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--scenario-out", type=Path, default=Path("runs"), metavar="DIR", help="folder for run folders (runs)")
     group.addoption("--scenario-seed", type=int, default=0, metavar="N", help="seed of workloads and injections (0)")
     group.addoption("--scenario-repeats", type=int, default=None, metavar="N", help="repeats of each arm (the scenario's own)")
+    group.addoption(
+        "--scenario-plan", type=Path, default=None, metavar="FILE", help="which runs of which scenarios, as a night plans them"
+    )
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -50,38 +55,83 @@ class NotAsExpected(Exception):
     """The verdict is not the pinned one, or the cure failed."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a night wants of this pytest: its runs, each a scenario and a number, and until when another may be begun."""
+
+    steps: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    belongs: Mapping[str, str] = field(default_factory=dict)
+    until_ns: int | None = None
+    expects_s: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, path: Path | None) -> Plan | None:
+        return cls(**json.loads(path.read_text(encoding="utf-8"))) if path else None
+
+    def too_late(self, scenario: str, now_ns: int) -> str:
+        """Why a run may not be begun now; empty where it may."""
+        needs_s = self.expects_s.get(scenario, 0.0)
+        if self.until_ns is None or now_ns + needs_s * 1e9 <= self.until_ns:
+            return ""
+        left_s = max(0.0, (self.until_ns - now_ns) / 1e9)
+        return f"takes about {needs_s:.0f} s, and {left_s:.0f} s of the budget are left"
+
+
+def item_name(scenario: str, number: int) -> str:
+    """`straggler`, and `straggler#2` for its second run in a night."""
+    return f"{scenario}#{number + 1}" if number else scenario
+
+
 class ScenarioFile(pytest.File):
     """A `scenario.py`; its scenarios and variants are the items."""
 
     def collect(self) -> Iterator[pytest.Item]:
         wanted = self.config.getoption("scenario")
+        plan = Plan.of(self.config.getoption("scenario_plan"))
         for scenario in catalog.scenarios_of(self.path.parent):
-            if not wanted or scenario.id in wanted:
-                yield ScenarioItem.from_parent(self, name=scenario.id, scenario=scenario)
+            if wanted and scenario.id not in wanted:
+                continue
+            for number in (0,) if plan is None else plan.steps.get(scenario.id, ()):
+                yield ScenarioItem.from_parent(
+                    self, name=item_name(scenario.id, number), scenario=scenario, number=number, plan=plan or Plan()
+                )
 
 
 class ScenarioItem(pytest.Item):
-    """One scenario, run in three arms and judged."""
+    """One run of a scenario, in three arms, judged. Its seed is the suite's plus its number."""
 
-    def __init__(self, *, scenario: Scenario, **given: Any) -> None:
+    def __init__(self, *, scenario: Scenario, number: int, plan: Plan, **given: Any) -> None:
         super().__init__(**given)
         self.scenario = scenario
+        self.number = number
+        self.plan = plan
 
     def runtest(self) -> None:
         out: Path = self.config.getoption("scenario_out")
         out.mkdir(parents=True, exist_ok=True)
+        seed = self.config.getoption("scenario_seed") + self.number
         with _turn(out / LOCK, alone=ALONE in self.scenario.tags):
+            if why := self.plan.too_late(self.scenario.id, time.time_ns()):
+                self.user_properties.append((PROPERTY, json.dumps({"left_out": why})))
+                pytest.skip(why)
             began = time.monotonic()
             result = runner.run(
                 self.scenario,
                 out=out,
                 repeats=self.config.getoption("scenario_repeats"),
-                seed=self.config.getoption("scenario_seed"),
+                seed=seed,
                 cost_pairs=COST_PAIRS,
-                argv=["dtprobe", "run", self.scenario.id],
+                argv=["dtprobe", "run", self.scenario.id, "--seed", str(seed)],
+                belongs={**self.plan.belongs, "number": self.number} if self.plan.belongs else None,
             )
             took_s = time.monotonic() - began
-        told = {**result.json, "folder": os.path.relpath(result.folder, out), "took_s": round(took_s, 3)}
+        told = {
+            **result.json,
+            "folder": os.path.relpath(result.folder, out),
+            "took_s": round(took_s, 3),
+            "seed": seed,
+            "host": socket.gethostname(),
+        }
         self.user_properties.append((PROPERTY, json.dumps(told)))
         if result.verdict.kind is VerdictKind.UNSUPPORTED:
             pytest.skip(result.verdict.because)

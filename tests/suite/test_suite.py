@@ -20,7 +20,22 @@ CONTENT = Path(__file__).resolve().parents[1] / "content"
 
 
 def command(out, only, *words):
-    told = ["nightly", "--path", CONTENT, "--out", out, "--only", only, "--repeats", "1", "--jobs", "2", *words]
+    told = [
+        "nightly",
+        "--path",
+        CONTENT,
+        "--out",
+        out,
+        "--only",
+        only,
+        "--repeats",
+        "1",
+        "--jobs",
+        "2",
+        "--retries",
+        "0",
+        *words,
+    ]
     return [sys.executable, "-m", "dtprobe", *map(str, told)]
 
 
@@ -127,7 +142,7 @@ def test_scenarios_are_items_in_anybody_s_pytest(tmp_path):
     words = ["-q", "-rs", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)]
     words += [
         "-p",
-        "dtprobe.suite.plugin",
+        "dtprobe",
         "--scenarios",
         "--scenario",
         "quick:needy",

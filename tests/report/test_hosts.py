@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dtprobe.report import html
 from dtprobe.report.hosts import table
 from dtprobe.report.load import RunFolder
 from dtprobe.report.markdown import render
@@ -43,8 +44,8 @@ def test_a_wrong_clock_and_a_lost_host_are_told_arm_by_arm(tmp_path):
     assert control.startswith("equal within 12")
     assert fault.startswith("30 s ahead, within 12")
     assert mitigated == "lost in 1 of 2 runs: nothing came from it for 10 s"
-    text = render(build(made))
-    assert "Hosts and their clocks" in text and "Against the clock of here" in text
+    assert "30 s ahead" in render(build(made))
+    assert "Against the clock of here" in html.render(build(made))
 
 
 def test_runs_on_one_host_have_no_table_and_hostile_entries_do_no_harm(tmp_path):

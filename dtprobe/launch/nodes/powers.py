@@ -1,4 +1,4 @@
-"""Faults of whole nodes (`node=1`): to the injector a node is a job of one process, its agent, whose children are all that runs there."""
+"""Faults of whole nodes (`node=1`): to the injector a node is a command of which no ranks are known, its agent, with all that it starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from dtprobe.inject import Injection, Site
 from dtprobe.launch.nodes.ground import Attached
 from dtprobe.probes import RankProcess
 
-AGENT_RANK = 0
+ANY_RANK = 0
+"""How its agent is started: as any rank is that the fault means."""
 
 
 class Powers:
@@ -33,7 +34,7 @@ class Powers:
                     folder=folder / "launcher" / f"node{node}",
                     scratch=box.scratch,
                     box=box,
-                    world_size=1,
+                    world_size=None,
                     seed=seed + plan.repeat,
                     index=index,
                     clock=clock,
@@ -60,8 +61,8 @@ class Powers:
         for node in {node for _, node in self._injections}:
             own = [injection for (_, on), injection in self._injections.items() if on == node]
             found[node] = Attached(
-                wrap=lambda argv, own=own: armrun.wrapped(own, AGENT_RANK, argv),  # type: ignore[misc]
-                environ=lambda env, own=own: armrun.joined(own, AGENT_RANK, env),  # type: ignore[misc]
+                wrap=lambda argv, own=own: armrun.wrapped(own, ANY_RANK, argv),  # type: ignore[misc]
+                environ=lambda env, own=own: armrun.joined(own, ANY_RANK, env),  # type: ignore[misc]
             )
         return found
 
@@ -86,4 +87,4 @@ class Powers:
 
     def _processes(self, node: int) -> list[RankProcess]:
         pid = self._pids.get(node)
-        return [] if pid is None else [RankProcess(AGENT_RANK, pid, Path("/"))]
+        return [] if pid is None else [RankProcess(None, pid, Path("/"))]

@@ -195,6 +195,24 @@ def test_what_cannot_be_is_one_clear_line_and_leaves_nothing(
         run(tmp_path, LIVE_ON, launcher, *faults, environ={"PATH": str(tmp_path)})
 
 
+@pytest.mark.needs("root", "netns", "veth", "mount", "cc")
+@pytest.mark.nightly
+def test_a_clock_that_is_set_in_mid_run_is_said_to_be(tmp_path: Path) -> None:
+    code = "import time; time.sleep(4)"
+    record, _ = run(tmp_path, code, OnHosts(nodes=2), "clock:jump,node=1,after_s=1,seconds=-5")
+    assert record.hosts is not None
+    right, wrong = record.hosts.hosts
+    assert not right.stepped and wrong.stepped and wrong.uncertainty_ns >= 5 * SECOND > 1000 * right.uncertainty_ns
+
+
+@pytest.mark.needs("root", "netns", "veth", "mount")
+@pytest.mark.nightly
+def test_a_node_whose_cable_is_pulled_is_given_up_and_taken_down(tmp_path: Path) -> None:
+    record, problems = run(tmp_path, LIVE_ON, OnHosts(nodes=2, silence_s=2), "node:unplug,node=0,after_s=1", timeout_s=4)
+    assert problems == [] and record.hosts is not None
+    assert [bool(host.lost) for host in record.hosts.hosts] == [True, False]
+
+
 @pytest.mark.needs("root", "netns", "veth", "mount")
 @pytest.mark.nightly
 def test_an_interrupt_takes_all_nodes_down(tmp_path: Path) -> None:

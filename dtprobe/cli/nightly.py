@@ -90,6 +90,25 @@ def nightly(
         Path | None,
         typer.Option("--claims", help="Write the table of claims into this Markdown file.", rich_help_panel=TELLING),
     ] = None,
+    metrics: Annotated[
+        Path | None,
+        typer.Option("--metrics", help="Write Prometheus metrics of the night into this .prom file.", rich_help_panel=TELLING),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port", help="Serve metrics on this port of loopback while it runs (0: any).", rich_help_panel=TELLING
+        ),
+    ] = None,
+    webhook: Annotated[
+        str | None,
+        typer.Option(
+            "--webhook",
+            metavar="URL",
+            help="Tell this address of new regressions, each once; signed with $DTPROBE_WEBHOOK_SECRET.",
+            rich_help_panel=TELLING,
+        ),
+    ] = None,
 ) -> None:
     """Run scenarios, in parallel where safe, against their pinned expectations; all that this machine can, where none are chosen.
 
@@ -103,8 +122,13 @@ def nightly(
 
     from dtprobe import engines, suite
     from dtprobe.report import suite as pages
+    from dtprobe.signals.night import Signals
+    from dtprobe.signals.webhook import SECRET
     from dtprobe.suite import selection
 
+    budget_s = None if budget is None else budget * 60
+    signals = Signals(file=metrics, port=metrics_port, webhook=webhook, secret=os.environ.get(SECRET, ""), budget_s=budget_s)
+    signals.check()
     if claims is not None:
         pages.check_claims(claims)
     found = catalog.load(path or ())
@@ -115,25 +139,31 @@ def nightly(
     if dry_run:
         table(("scenario", "why"), [(one.id, chosen.because.get(one.id, "all are run")) for one in chosen.scenarios])
         raise typer.Exit(0)
-    result = suite.run(
-        chosen.scenarios if resume is None else found.scenarios,
-        out=out,
-        night=suite.Night(
-            jobs=jobs if jobs is not None else (os.cpu_count() or 1) + 1,
-            repeats=repeats,
-            seed=seed,
-            runs=runs,
-            retries=retries,
-            budget_s=None if budget is None else budget * 60,
-            resume=resume,
-            because=chosen.because,
-            broken=chosen.broken if resume is None else (),
-        ),
-        follower=pages.Lines(Console(stderr=True)),
-        engine=None if on == "local" else engines.named(on, os.environ),
-    )
+    progress = Console(stderr=True)
+    with signals.following(pages.Lines(progress)) as (follower, url):
+        if url:
+            progress.print(f"metrics: {url}", highlight=False)
+        result = suite.run(
+            chosen.scenarios if resume is None else found.scenarios,
+            out=out,
+            night=suite.Night(
+                jobs=jobs if jobs is not None else (os.cpu_count() or 1) + 1,
+                repeats=repeats,
+                seed=seed,
+                runs=runs,
+                retries=retries,
+                budget_s=budget_s,
+                resume=resume,
+                because=chosen.because,
+                broken=chosen.broken if resume is None else (),
+            ),
+            follower=follower,
+            engine=None if on == "local" else engines.named(on, os.environ),
+        )
     data = result.as_json()
     pages.write(result.folder, data)
+    for line in signals.after(data, result.folder, out=out):
+        progress.print(line, highlight=False, markup=False)
     if claims is not None:
         pages.write_claims(claims, data)
     if as_json:

@@ -20,7 +20,7 @@ from dtprobe.store.files import write_text
 
 SUFFIX = ".prom"
 """The textfile collector reads no other files, so that it never meets a half-written one."""
-STATUSES = ("as-expected", "not-as-expected", "flaky", "broken", "failed", "not-run", "unsupported")
+STATUSES = ("as-expected", "not-as-expected", "flaky", "broken", "failed", "left-out", "not-run", "unsupported")
 """Always exported, with zero where nothing has it: a rule on a series that is absent would never fire."""
 KINDS = ("verdict", "metric", "cost", "gone")
 MOST_SCENARIOS = 2000
@@ -119,7 +119,7 @@ def _families(data: Mapping[str, Any], night: str, last_good_ns: int | None) -> 
             "dtprobe_night_scenario_runs",
             "How often the scenario was run.",
             scenario,
-            (((row["scenario"],), row["runs"]) for row in shown if row.get("runs")),
+            (((row["scenario"],), max(1, len(row.get("runs") or ()))) for row in shown if row["verdict"]),
         ),
         gauges(
             "dtprobe_night_regressions",

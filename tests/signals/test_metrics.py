@@ -26,7 +26,7 @@ def value(found, name, **labels):
 def test_a_summary_becomes_counts_moments_and_the_state_of_each_scenario(kit):
     rows = (
         kit.row("a"),
-        kit.row("b", "flaky", runs=6),
+        kit.row("b", "flaky", runs=[{}] * 6),
         kit.row("c", "not-as-expected", "refuted", mitigation="failed"),
         kit.row("d", "unsupported", "", expected=None),
     )

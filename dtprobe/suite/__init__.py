@@ -86,6 +86,8 @@ def run(
     """
     clock = clock or SystemClock()
     _check(scenarios, night)
+    if engine is not None and (missing := engine.probe()) is not None:
+        raise UsageError(f"--on {engine.name}: {missing.reason}", missing.remedy)
     Store.open(out)
     began = clock.monotonic()
     if night.resume is None:
@@ -265,23 +267,17 @@ class _Passes:
         from dtprobe.suite import spread
 
         assert self._engine is not None
-        for number in dict.fromkeys(number for _, number in steps):
-            seed = self._asked.seed + number
-
-            def ended(row: Ran, number: int = number, seed: int = seed) -> None:
-                self._ended(replace(row, number=number, seed=seed))
-
-            self.interrupted = spread.run(
-                [self._scenarios[name] for name, one in steps if one == number],
-                self._engine,
-                out=self._out,
-                folder=self._folder,
-                words=["--seed", str(seed), "--retries", "0"],
-                repeats=self._asked.repeats,
-                ended=ended,
-            )
-            if self.interrupted:
-                return
+        for step in steps:
+            self._started(step)
+        self.interrupted = spread.run(
+            [(self._scenarios[name], number) for name, number in steps],
+            self._engine,
+            out=self._out,
+            folder=self._folder,
+            seed=self._asked.seed,
+            repeats=self._asked.repeats,
+            ended=self._ended,
+        )
 
     def _started(self, step: Step) -> None:
         self._progress.started(step)

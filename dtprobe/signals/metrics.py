@@ -38,7 +38,7 @@ def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
 def gauges(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[Any], float]]) -> GaugeMetricFamily:
     """A series for each row of label values and its value; of rows with the same labels the last stands."""
     family = GaugeMetricFamily(name, text, labels=labels)
-    for values, value in {tuple(label(one) for one in key): value for key, value in rows}.items():
+    for values, value in {tuple(label(one) for one in key): float(value) for key, value in rows}.items():
         family.add_metric(values, value)
     return family
 

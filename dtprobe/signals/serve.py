@@ -81,8 +81,10 @@ class Exporter(Collector):
         self._then.started(scenario)
 
     def ended(self, row: Ran) -> None:
+        from dtprobe.suite.plugin import item_name
+
         with self._lock:
-            self._running.pop(row.scenario, None)
+            self._running.pop(item_name(row.scenario, row.number), None)
             self._ended[row.status] += 1
             self._moved_s = self._now_s()
         self._then.ended(row)
@@ -101,18 +103,22 @@ class Exporter(Collector):
         if began_s is None:
             return
         yield gauge("dtprobe_running_start_timestamp_seconds", "When the night that runs began.", began_s)
-        yield gauge("dtprobe_running_progress_timestamp_seconds", "When a scenario ended last, or the night began.", moved_s)
-        yield gauge("dtprobe_running_planned_scenarios", "Scenarios of the night that runs.", total)
-        yield gauge("dtprobe_running_active_scenarios", "Scenarios that run now.", len(running))
+        yield gauge("dtprobe_running_progress_timestamp_seconds", "When a run ended last, or the night began.", moved_s)
+        yield gauge(
+            "dtprobe_running_planned_runs",
+            "Runs of scenarios in the night that runs, with those that are repeated so far.",
+            max(total, sum(ended.values()) + len(running)),
+        )
+        yield gauge("dtprobe_running_active_runs", "Scenarios that run now, or were handed to an engine.", len(running))
         yield gauges(
-            "dtprobe_running_ended_scenarios",
-            "Scenarios that ended, by what became of them.",
+            "dtprobe_running_ended_runs",
+            "Runs that ended, by what became of them.",
             ("status",),
             (((status,), ended.get(status, 0)) for status in (*STATUSES, *sorted(ended.keys() - set(STATUSES)))),
         )
         yield gauges(
             "dtprobe_running_scenario_start_timestamp_seconds",
-            "When a scenario that runs now was started; there are as many series as run at a time.",
+            "When a scenario that runs now was started; `name#2` is its second run.",
             ("scenario",),
             (((name,), since) for name, since in running.items()),
         )

@@ -75,6 +75,7 @@ def test_it_asks_only_for_metrics_that_are_exported(dashboard, rich):
     assert asked and asked <= exported, asked - exported
 
 
+@pytest.mark.nightly
 @pytest.mark.needs("prometheus")
 def test_every_query_gives_something_of_a_night_that_has_something_of_everything(dashboard, kit, rich, tmp_path):
     class Page(BaseHTTPRequestHandler):

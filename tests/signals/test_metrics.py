@@ -85,7 +85,21 @@ def test_hostile_names_are_values_of_labels_and_nothing_else(kit):
     assert value(found, "dtprobe_night_success") == 0
 
 
-@pytest.mark.parametrize("data", [{}, {"scenarios": 7}, {"scenarios": [{}], "versions": {}}])
+_HOLLOW = {
+    "scenarios": [],
+    "versions": {},
+    "machine": {"host": "", "python": ""},
+    "began_ns": 0,
+    "took_s": 0.0,
+    "well": False,
+    "interrupted": False,
+}
+_UNSURE = {"scenario": "a", "metric": "m", "arm": "fault", "kind": "metric", "confidence": None}
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"scenarios": 7}, {"scenarios": [{}], "versions": {}}, {**_HOLLOW, "regressions": [_UNSURE]}]
+)
 def test_what_is_no_summary_is_refused_in_one_line(data):
     with pytest.raises(UsageError, match=r"give the summary\.json"):
         metrics.families(data)

@@ -41,10 +41,14 @@ def test_the_follower_behind_it_hears_all_of_it(kit):
         exporter.ended(Ran(scenario="a", status="flaky"))
         exporter.ended(Ran(scenario="b", status="of tomorrow"))
         text = kit.answer(exporter.url)
-        assert b'ended_scenarios{status="flaky"} 1.0' in text and b'ended_scenarios{status="of tomorrow"} 1.0' in text
+        exporter.started("a#2")
+        exporter.ended(Ran(scenario="a", status="as-expected", number=1))
+        assert b"running_scenario_start_timestamp_seconds{" not in kit.answer(exporter.url), "the second run of a ended"
+        assert b"planned_runs 3.0" in kit.answer(exporter.url), "a run again is one more than planned"
+        assert b'ended_runs{status="flaky"} 1.0' in text and b'ended_runs{status="of tomorrow"} 1.0' in text
         exporter.end()
         assert b"dtprobe_running_" not in kit.answer(exporter.url)
-    assert heard.heard == [2, "a", "flaky", "of tomorrow", "end"]
+    assert heard.heard == [2, "a", "flaky", "of tomorrow", "a#2", "as-expected", "end"]
 
 
 def test_only_loopback_is_bound_and_the_port_is_free_afterwards(kit):
@@ -81,12 +85,12 @@ def test_a_real_prometheus_sees_the_night_move_and_its_series_go_stale_at_its_en
         exporter.begin(3)
         exporter.started("a")
         exporter.started("b")
-        kit.until(lambda: server.value("dtprobe_running_active_scenarios") == 2, "two run")
+        kit.until(lambda: server.value("dtprobe_running_active_runs") == 2, "two run")
         since = server.query("dtprobe_running_scenario_start_timestamp_seconds <= bool time()")
         assert sorted((labels["scenario"], past) for labels, past in since) == [("a", 1.0), ("b", 1.0)]
-        assert server.value("dtprobe_running_planned_scenarios") == 3 and server.value("dtprobe_running_budget_seconds") == 2400
+        assert server.value("dtprobe_running_planned_runs") == 3 and server.value("dtprobe_running_budget_seconds") == 2400
         exporter.ended(Ran(scenario="a", status="as-expected"))
-        kit.until(lambda: server.value('dtprobe_running_ended_scenarios{status="as-expected"}') == 1, "one ended")
+        kit.until(lambda: server.value('dtprobe_running_ended_runs{status="as-expected"}') == 1, "one ended")
         kit.until(
             lambda: (
                 [labels for labels, _ in server.query("dtprobe_running_scenario_start_timestamp_seconds")]

@@ -26,6 +26,9 @@ AGAIN = 1000
 
 KEYS = syscalls.KEYS
 
+ENDING_S = 0.25
+"""The ranks of an arm that is over are ended one after another, in so much time at most."""
+
 
 def judged(evidence: Evidence, timeout_s: float) -> Verdict:
     """Which store calls came back, when, at what processor load, and who had the file locked meanwhile.
@@ -122,13 +125,23 @@ def _store_calls(evidence: Evidence, timeout_s: float) -> pd.DataFrame:
 
 
 def _asked(evidence: Evidence) -> pd.DataFrame:
-    """One row a traced run: the most reads of the store that found nothing in one rank's call, and whether another's flock never returned."""
+    """One row a traced run: the most reads of the store that found nothing in one rank's call, and whether another's flock never returned.
+
+    A flock that returns in the last moments of the rank that reads was let go by that rank's end, when the arm is over.
+    """
     import pandas as pd
 
     made = syscalls.during(evidence, CALL, "read", "flock")
     made = made[made["path"].str.contains("/shared/", regex=False).fillna(False)]
     empty = made["name"].eq("read") & made["result"].eq("0")
-    waiting = made["name"].eq("flock") & made["result"].isna()
+    last = made[empty].groupby(["arm", "repeat"])["t_ns"].max().rename("last_ns")
+    over = (
+        made.merge(last, on=["arm", "repeat"], how="left").set_index(made.index)["last_ns"].astype("Float64") - ENDING_S * 1e9
+    )
+    returned = made["t_ns"].astype("Float64") + made["duration_s"].fillna(0) * 1e9
+    waiting = made["name"].eq("flock") & (
+        made["result"].isna() | (returned.ge(over) & made["duration_s"].gt(ENDING_S)).fillna(False)
+    )
     rows = []
     for (arm, repeat), ranks in syscalls.traced(evidence).groupby(["arm", "repeat"]):
         own = made["arm"].eq(arm) & made["repeat"].eq(repeat)

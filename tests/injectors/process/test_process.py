@@ -111,7 +111,7 @@ def test_a_rank_that_never_comes_is_said(job):
 
 def test_a_killed_harness_leaves_no_stopped_rank(job, killed):
     def stopped():
-        return [one for one in job.processes() if one.status() == psutil.STATUS_STOPPED]
+        return [one for one in job.processes() if one.info["status"] == psutil.STATUS_STOPPED]
 
     killed(["process:stop,rank=1", "--", *job.command("until(lambda: False)")], stopped)
 

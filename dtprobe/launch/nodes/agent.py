@@ -90,7 +90,7 @@ class Agent:
         self._heard: list[Callable[[str], None]] = []
         self._port: ReservedPort | None = None
         self._address = ""
-        self.wire = Wire(self._call(told), soon=self._soon, now_ns=self._clock.now_ns)
+        self.wire = Wire(self._call(told), soon=self._soon, now_ns=self._clock.now_ns, patience_s=self._silence_s)
         self.wire.send(
             hello=self.node,
             token=told["token"],

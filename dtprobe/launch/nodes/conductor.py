@@ -113,6 +113,9 @@ class Conductor:
                 if not node.lost:
                     node.after = _exchange(node).burst()
             self._dismiss()
+        except BaseException as error:
+            self._dismiss(over=f"the run was ended: {type(error).__name__}")
+            raise
         finally:
             self._over.set()
             fired = self._powers.stop({node.number: node.name for node in self._nodes})
@@ -195,7 +198,13 @@ class Conductor:
         others = {one.name for one in self._nodes if one is not node}
         node.name = said["host"] if said["host"] not in others else f"{said['host']}-{node.number}"
         node.address, node.pid = said["address"], said["pid"]
-        node.wire = Wire(sock, soon=lambda message, t_ns: self._soon(node, message, t_ns), now_ns=self._clock.now_ns, rest=rest)
+        node.wire = Wire(
+            sock,
+            soon=lambda message, t_ns: self._soon(node, message, t_ns),
+            now_ns=self._clock.now_ns,
+            patience_s=self._silence_s,
+            rest=rest,
+        )
         node.exchange = Exchange(node.wire.send, self._clock.now_ns)
 
     def _soon(self, node: Node, message: Message, t_ns: int) -> bool:
@@ -280,10 +289,12 @@ class Conductor:
             node.after = _exchange(node).latest()
             wire.close()
 
-    def _dismiss(self) -> None:
-        """Let the agents take their nodes down by themselves: what they made there is undone by who made it."""
-        live = [node for node in self._nodes if not node.lost]
+    def _dismiss(self, over: str = "") -> None:
+        """Let the agents take their nodes down by themselves: what they made there is undone by who made it. `over` ends what runs."""
+        live = [node for node in self._nodes if not node.lost and node.wire is not None]
         for node in live:
+            if over:
+                _wire(node).send(over=over)
             _wire(node).send(close=True)
         give_up = self._clock.monotonic() + CLOSE_S
         for node in live:

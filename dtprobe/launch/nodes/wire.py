@@ -18,15 +18,21 @@ Message = Mapping[str, Any]
 LONGEST = 16 << 20
 """Bytes of one line: a part of a file and its envelope are a tenth of it."""
 
-LINGER_S = 5.0
-"""A send that the other side does not take for so long ends the connection."""
-
 
 class Wire:
-    """One end. `soon(message, t_ns)` is asked first, with the moment of arrival by `now_ns`; it says whether it has dealt with it."""
+    """One end. `soon(message, t_ns)` is asked first, with the moment of arrival by `now_ns`; it says whether it has dealt with it.
+
+    What is sent and not acknowledged for `patience_s` ends the connection.
+    """
 
     def __init__(
-        self, sock: socket.socket, *, soon: Callable[[Message, int], bool], now_ns: Callable[[], int], rest: bytes = b""
+        self,
+        sock: socket.socket,
+        *,
+        soon: Callable[[Message, int], bool],
+        now_ns: Callable[[], int],
+        patience_s: float,
+        rest: bytes = b"",
     ) -> None:
         self.heard = time.monotonic()
         self.lost: str = ""
@@ -40,7 +46,7 @@ class Wire:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(None)
         # Both ends notice by themselves: a send into silence must not hold its thread for the kernel's quarter of an hour.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(LINGER_S * 1000))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(patience_s * 1000))
         self._thread = threading.Thread(target=self._read, name="dtprobe-wire", daemon=True)
         self._thread.start()
 

@@ -43,3 +43,38 @@ def site(
     for notice in built.notices:
         typer.echo(f"dtprobe: {notice}", err=True)
     print(f"{built.to / 'index.html'}: {built.pages} pages, {built.reports} reports")
+
+
+@app.command()
+def serve(
+    out: Out = Path("runs"),
+    host: Annotated[str, typer.Option("--host", help="Address to bind; any but loopback needs a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = 8765,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token", envvar="DTPROBE_TOKEN", show_envvar=True, help="What a reader must give, 16 characters or more."
+        ),
+    ] = None,
+    path: Paths = None,
+) -> None:
+    """Show the history live in a browser: nights in progress, filters, two runs side by side. Ctrl-C ends it.
+
+    Example: `dtprobe serve --out runs`, then open the address that it prints
+    """
+    from dtprobe import serve as server
+    from dtprobe.clock import SystemClock
+    from dtprobe.errors import UsageError
+    from dtprobe.serve.access import Access, is_loopback
+
+    if not out.is_dir():
+        raise UsageError(f"--out {out}: no such folder", "name the folder that holds the runs")
+    access = Access(host, token)
+    address = server.listen(host, port)
+    print(address.url, flush=True)
+    if not is_loopback(host):
+        typer.echo("dtprobe: the token and the pages travel unencrypted; put a proxy with TLS in front", err=True)
+    try:
+        server.run(address, out, access, SystemClock(), paths=path or ())
+    except KeyboardInterrupt:  # the way to end it: nothing is lost
+        raise typer.Exit(0) from None

@@ -25,7 +25,7 @@ _SHAPES = {"control": "M-3 -3h6v6h-6z", "fault": "M-3 0a3 3 0 1 0 6 0a3 3 0 1 0 
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A moment on a trend. `kind` is regression or version."""
+    """A moment on a trend. `kind` is regression, change (of level) or version."""
 
     at_ns: int
     kind: str
@@ -84,7 +84,7 @@ def described(data: Trend, marks: Sequence[Mark]) -> str:
         f"{arm} from {words.number(points[0].value, data.unit)} to {words.number(points[-1].value, data.unit)}"
         for arm, points in data.arms.items()
     ]
-    return "; ".join([*told, *(mark.text for mark in marks if mark.kind == "regression")])
+    return "; ".join([*told, *(mark.text for mark in marks if mark.kind != "version")])
 
 
 def _grid(data: Trend, low: float, high: float, down) -> str:
@@ -103,8 +103,7 @@ def _dates(first: int, last: int, across) -> str:
     y = HEIGHT - 6
     if first == last:
         return f'<text class="tick" x="{across(first):.1f}" y="{y}" text-anchor="middle">{_day(first)}</text>'
-    ends = f'<text class="tick" x="{LEFT}" y="{y}">{_day(first)}</text><text class="tick" x="{WIDTH - RIGHT}" y="{y}" text-anchor="end">{_day(last)}</text>'
-    return ends
+    return f'<text class="tick" x="{LEFT}" y="{y}">{_day(first)}</text><text class="tick" x="{WIDTH - RIGHT}" y="{y}" text-anchor="end">{_day(last)}</text>'
 
 
 def _day(at_ns: int) -> str:
@@ -115,8 +114,8 @@ def _mark(mark: Mark, x: float) -> str:
     anchor = "end" if x > WIDTH * 0.6 else "start"
     shift = -4 if anchor == "end" else 4
     head = f'<path class="flag" d="M{x:.1f} {TOP}l-5 -8h10z"/>' if mark.kind == "regression" else ""
-    note = "regression" if mark.kind == "regression" else escape(mark.text)
-    y = 11 if mark.kind == "regression" else 23
+    note = {"regression": "regression", "change": "new level"}.get(mark.kind) or escape(mark.text)
+    y = {"regression": 11, "change": 35}.get(mark.kind, 23)
     return (
         f'<g class="mark-{mark.kind}"><title>{escape(mark.text)}</title><path class="across" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}"/>{head}'
         f'<text class="note" x="{x + shift:.1f}" y="{y}" text-anchor="{anchor}">{note}</text></g>'

@@ -8,14 +8,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from packaging.version import InvalidVersion
 from packaging.version import Version as Release
 
-from dtprobe import catalog
+from dtprobe import catalog, trends
 from dtprobe.errors import DtprobeError
 from dtprobe.report import words
 from dtprobe.site import nights
@@ -143,10 +143,6 @@ class Known:
         self.versions = tuple(sorted({version for one in self.scenarios for version in one.cells}, key=_newness, reverse=True))
         self.runs = {run.id: run for one in self.scenarios for run in one.runs}
         self.nights = nights.listed(out)
-        self.notices = tuple(self._notices())
-        self.regressions, complaint = self._regressions()
-        if complaint:
-            self.notices = (*self.notices, complaint)
 
     def close(self) -> None:
         self._reading.close()
@@ -177,6 +173,17 @@ class Known:
     def folder(self, run: Run) -> Path:
         return self.out / run.slug / run.id
 
+    @property
+    def regressions(self) -> tuple[Mapping[str, Any], ...]:
+        """As `Regression.as_json` gives them."""
+        return self._regressions[0]
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What is damaged or gone, a line each."""
+        complaint = self._regressions[1]
+        return (*self._notices(), *([complaint] if complaint else ()))
+
     def _notices(self) -> Iterator[str]:
         for bad in self._reading.broken:
             yield f"History file {Path(str(bad.path)).name} cannot be read, its runs are missing here: {bad.reason}"
@@ -187,17 +194,23 @@ class Known:
             if one.problem:
                 yield f"Night {one.id}: {one.problem}"
 
+    @cached_property
     def _regressions(self) -> tuple[tuple[Mapping[str, Any], ...], str]:
-        """Those that the history gives, and a complaint where it cannot be asked."""
-        if find_spec("dtprobe.trends") is not None:
-            from dtprobe import trends
+        """Those of the latest night: as it found them itself, else as the history gives them; and a complaint where that cannot be asked."""
+        night = next((one for one in self.nights if one.state == "finished"), None)
+        newest = max((run for run in self.runs.values()), key=lambda run: (run.started_ns, run.id), default=None)
+        if night is not None and newest is not None and newest.night == night.id:
+            found = night.load().get("regressions")
+            if isinstance(found, list):
+                return tuple(one for one in found if isinstance(one, dict)), ""
+        try:
+            return tuple(one.as_json() for one in trends.regressions(self._reading)), ""
+        except Exception as error:  # noqa: BLE001  whatever a foreign history does to the tests, its runs can be shown
+            return (), f"Regressions could not be computed: {type(error).__name__}: {error}"
 
-            try:
-                return tuple(one.as_json() for one in trends.regressions(self._reading)), ""
-            except DtprobeError as error:
-                return (), f"Regressions could not be computed: {error}"
-        last = next((one for one in self.nights if one.state == "finished"), None)
-        return (tuple(last.load().get("regressions") or ()) if last else ()), ""
+    def changes(self, points: Sequence[Point]) -> list[Point]:
+        """The points from which on a metric stayed elsewhere."""
+        return [points[index] for index in trends.change_points([point.value for point in points])]
 
 
 def read(out: Path, *, now_ns: int, paths: Sequence[Path] = ()) -> Known:

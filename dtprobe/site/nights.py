@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class Night:
     id: str
     path: Path
     state: str
+    written_ns: int = 0
     problem: str = ""
     began_ns: int | None = None
     took_s: float | None = None
@@ -70,36 +71,44 @@ class Night:
         return sorted(rows, key=lambda row: (_rank(str(row.get("status"))), str(row["scenario"])))
 
 
-def listed(out: Path) -> tuple[Night, ...]:
-    """All nights, newest first."""
+def listed(out: Path, before: Sequence[Night] = ()) -> tuple[Night, ...]:
+    """All nights, newest first. Those of `before` that had ended and were not written since are taken as they were."""
+    known = {night.path: night for night in before if night.state == "finished"}
     try:
         folders = sorted((path for path in (out / "suites").iterdir() if path.is_dir()), reverse=True)
     except OSError:
         return ()
-    return tuple(_night(folder) for folder in folders)
+    return tuple(_night(folder, known.get(folder)) for folder in folders)
 
 
 def _rank(status: str) -> int:
     return ORDER.index(status) if status in ORDER else -1
 
 
-def _night(folder: Path) -> Night:
-    finished = (folder / SUMMARY).is_file()
+def _night(folder: Path, before: Night | None) -> Night:
+    try:
+        written_ns = (folder / SUMMARY).stat().st_mtime_ns
+    except OSError:
+        written_ns = 0
+    if before is not None and before.written_ns == written_ns:
+        return before
+    finished = written_ns > 0
     data, problem = _json(folder / (SUMMARY if finished else PROGRESS))
     if data is None:
         return Night(id=folder.name, path=folder, state="unreadable", problem=problem)
     try:
-        return _finished(folder, data) if finished else _progress(folder, data)
+        return _finished(folder, data, written_ns) if finished else _progress(folder, data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return Night(id=folder.name, path=folder, state="unreadable", problem=f"not in the form of a night: {error!r}")
 
 
-def _finished(folder: Path, data: Mapping[str, Any]) -> Night:
+def _finished(folder: Path, data: Mapping[str, Any], written_ns: int) -> Night:
     rows = data["scenarios"]
     return Night(
         id=folder.name,
         path=folder,
         state="finished",
+        written_ns=written_ns,
         began_ns=int(data["began_ns"]),
         took_s=float(data["took_s"]),
         torch=words.clip((data.get("versions") or {}).get("torch") or "", 40),

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from dtprobe.report import engine, words
 from dtprobe.site import charts, confusion
-from dtprobe.site.known import Cell, Known, Run, Scenario, status_of
+from dtprobe.site.known import STATUSES, Cell, Known, Run, Scenario, Trend, status_of
 from dtprobe.site.nights import ILL, Night
 
 SHOWN = 250
@@ -78,14 +78,14 @@ class Pages:
     def report(self, run: Run, path: Path) -> str:
         """A run's own report with a way back; links to raw files only where they are there to be followed."""
         text = path.read_text(encoding="utf-8")
-        back = f'<p class="over"><a href="../../../scenarios/{quote(run.slug)}.html">All runs of {Markup.escape(run.scenario)}</a></p>'
+        back = f'<p class="over"><a href="../../../scenarios/{quote(run.slug)}.html">All runs of {escape(run.scenario)}</a></p>'
         if not self.live:
             text = text.replace('href="./', 'data-file="./')
             back += '<p class="notice">A copy without the raw files: they stay in the run folder.</p>'
         return text.replace('<main id="content">', f'<main id="content">{back}', 1)
 
     def own(self, template: str, here: str, **context: Any) -> str:
-        """A page that is no part of the static site (the comparison, say)."""
+        """A page that is no part of a static site: the comparison, a refusal."""
         return self._page(template, here, **context)
 
     def _page(self, template: str, here: str, depth: int = 0, **context: Any) -> str:
@@ -100,7 +100,7 @@ class Pages:
             day=day,
             clip=words.clip,
             status_of=status_of,
-            ill=ILL,
+            name_of=name_of,
             **context,
         )
 
@@ -194,7 +194,7 @@ class Pages:
         mine = [one for one in self._regressions() if one.get("scenario") == scenario.id]
         trends = self.known.trends(scenario)
         figures = [
-            (trend, charts.trend(trend, f"trend-{index}", self._marks(scenario, trend.metric, mine)))
+            (trend, charts.trend(trend, f"trend-{index}", self._marks(scenario, trend, mine)))
             for index, trend in enumerate(trends)
         ]
         rows = [(run, *self.where(run)) for run in reversed(scenario.runs[-SHOWN:])]
@@ -202,7 +202,7 @@ class Pages:
             "scenario.html", "overview", 1, scenario=scenario, regressions=mine, figures=figures, rows=rows, shown=SHOWN
         )
 
-    def _marks(self, scenario: Scenario, metric: str, regressions: Sequence[Mapping[str, Any]]) -> list[charts.Mark]:
+    def _marks(self, scenario: Scenario, trend: Trend, regressions: Sequence[Mapping[str, Any]]) -> list[charts.Mark]:
         marks = []
         torch = scenario.runs[0].version.torch if scenario.runs else ""
         seen = {torch}
@@ -210,8 +210,12 @@ class Pages:
             if run.version.torch not in seen:
                 seen.add(run.version.torch)
                 marks.append(charts.Mark(at_ns=run.started_ns, kind="version", text=f"torch {run.version.torch}"))
+        for arm, points in trend.arms.items():
+            for point in self.known.changes(points):
+                text = f"{arm} stays at another level from {day(point.started_ns)}"
+                marks.append(charts.Mark(at_ns=point.started_ns, kind="change", text=text))
         for one in regressions:
-            if one.get("first_bad_ns") and one.get("metric") in (None, "", metric):
+            if one.get("first_bad_ns") and one.get("metric") in (None, "", trend.metric):
                 text = f"{one.get('kind')} regression: {one.get('before')} to {one.get('after')}"
                 marks.append(charts.Mark(at_ns=int(one["first_bad_ns"]), kind="regression", text=words.clip(text, 200)))
         return marks
@@ -243,6 +247,11 @@ class Pages:
         return self._page("claims.html", "claims", rows=[rows[name] for name in sorted(rows)])
 
 
+def name_of(metric: str, unit: str = "") -> str:
+    """A metric as a reader says it: without the unit that its figures have anyway."""
+    return (metric.removesuffix("_s") if unit == "s" else metric).replace("_", " ")
+
+
 def when(at_ns: int | None) -> str:
     """A moment in UTC to the minute."""
     return datetime.fromtimestamp(at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M UTC") if at_ns else "unknown"
@@ -253,8 +262,6 @@ def day(at_ns: int | None) -> str:
 
 
 def _weight(scenario: Scenario) -> int:
-    from dtprobe.site.known import STATUSES
-
     return STATUSES.index(scenario.status)
 
 

@@ -78,9 +78,9 @@ def _chosen(known: Known, newest: int) -> Iterator[Run]:
             found[run.id] = run
     for one in known.regressions:
         for key in ("first_bad_run", "last_good_run"):
-            run = known.runs.get(str(one.get(key)))
-            if run is not None:
-                found[run.id] = run
+            named = known.runs.get(str(one.get(key)))
+            if named is not None:
+                found[named.id] = named
     yield from found.values()
 
 

@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import shutil
 import socket
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -81,16 +82,29 @@ class Ray:
             raise DtprobeError(
                 f"the Ray cluster at {self.address} does not take us: {words}", "look at `ray status`"
             ) from error
+        said = sys.stdout
+
+        def told(done: Done) -> None:
+            with contextlib.redirect_stdout(said):
+                ended(done)
+
         try:
-            with interruptible(), tempfile.TemporaryDirectory(prefix=".ray-", dir=into) as spool:
-                spread = _Spread(self, tasks, into, Path(spool), ended)
+            with (
+                interruptible(),
+                tempfile.TemporaryDirectory(prefix=".ray-", dir=into) as spool,
+                contextlib.redirect_stdout(
+                    sys.stderr
+                ),  # a thread of Ray's prints there of nodes that died, whatever log_to_driver is
+            ):
+                spread = _Spread(self, tasks, into, Path(spool), told)
                 try:
                     spread.run()
                 except BaseException:
                     spread.cancel()
                     raise
         finally:
-            ray.shutdown()
+            with contextlib.redirect_stdout(sys.stderr):
+                ray.shutdown()
 
 
 class _Spread:

@@ -63,7 +63,7 @@ def task(scenario: Scenario, number: int, seed: int, repeats: int | None) -> Tas
     argv = ["run", scenario.id, "--json", "--out", BRINGS, "--seed", str(seed)]
     if repeats is not None:
         argv += ["--repeats", str(repeats)]
-    if not any(scenario.folder.is_relative_to(root) for root in catalog.roots()):
+    if scenario.folder not in catalog.content_folders("scenarios"):  # it is nowhere that a node would look by itself
         argv += ["--path", str(scenario.folder)]
     return Task(
         id=item_name(scenario.id, number),

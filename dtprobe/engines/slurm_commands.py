@@ -48,7 +48,7 @@ class Commands:
         except subprocess.TimeoutExpired:
             return Unavailable(f"Slurm's controller has not answered within {ANSWER_S:g} s", "look at `scontrol ping`")
         if said.returncode or "UP" not in said.stdout:
-            words = " ".join((said.stdout + said.stderr).split())[-200:]
+            words = _last(said.stderr or said.stdout)
             return Unavailable(f"Slurm's controller does not answer: {words}", "look at `scontrol ping` and SLURM_CONF")
         return None
 

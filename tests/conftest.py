@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -89,3 +91,67 @@ def no_process_left() -> Iterator[None]:
         child.kill()
     psutil.wait_procs(running, timeout=_GRACE_S)
     assert not told, f"left behind: {'; '.join(told)}"
+
+
+CHROMIUM_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+FAINT = """
+        const parse = text => { const c = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+            c.fillStyle = text; c.fillRect(0, 0, 1, 1); return [...c.getImageData(0, 0, 1, 1).data]; };
+        const light = rgb => { const [r, g, b] = rgb.slice(0, 3).map(v => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+        const behind = node => { for (let n = node; n; n = n.parentElement) { const rgb = parse(getComputedStyle(n).backgroundColor); if (rgb[3] === 255) return rgb; }
+            return [255, 255, 255, 255]; };
+        const bad = [];
+        for (const node of document.querySelectorAll('body *')) {
+            const own = [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim());
+            if (!own || !node.getClientRects().length || node.matches('title, desc')) continue;
+            const style = getComputedStyle(node);
+            const ink = parse(node.closest('svg') ? style.fill : style.color), paper = behind(node);
+            const [a, b] = [light(ink), light(paper)].sort((x, y) => y - x);
+            const ratio = (a + 0.05) / (b + 0.05);
+            if (ratio < 4.5) bad.push([node.tagName, node.textContent.trim().slice(0, 40), ratio]);
+        }
+        return bad;
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Chromium without a screen, with a fresh profile: selenium's driver that can also `show` an address on a screen of its own and
+    name `faint_texts`, whose contrast is below 4.5 (tag, text, ratio). Its tests need `chromium`."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    class Browser(webdriver.Chrome):
+        def show(self, address: str, *, width: int = 1200, scheme: str = "light") -> None:
+            screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+            self.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+            self.execute_cdp_cmd(
+                "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+            )
+            self.get(address)
+
+        def faint_texts(self) -> list[list[Any]]:
+            return self.execute_script(FAINT)
+
+    options = Options()
+    options.binary_location = next(
+        path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))
+    )
+    for flag in (*CHROMIUM_FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = Browser(options=options, service=Service(shutil.which("chromedriver")))
+    driver.set_page_load_timeout(60)
+    yield driver
+    driver.quit()

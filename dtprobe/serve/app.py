@@ -38,7 +38,13 @@ def application(live: Live, access: Access) -> ASGIApp:
 
     async def page(request: Request) -> Response:
         path = request.path_params["path"] or "index.html"
-        pages = live.pages()
+        try:
+            return answer(live.pages(), path, request)
+        except Exception as error:  # noqa: BLE001  a damaged folder may break one page, and is said on it, in one line
+            said = f"This page could not be made: {type(error).__name__}: {error}. Others can.\n"
+            return PlainTextResponse(" ".join(said.split()) + "\n", status_code=500)
+
+    def answer(pages: Pages, path: str, request: Request) -> Response:
         if path == "compare.html":
             return _compare(pages, request.query_params.get("a", ""), request.query_params.get("b", ""))
         if path.startswith("runs/"):

@@ -54,6 +54,7 @@ def listen(host: str, port: int) -> Address:
 def run(address: Address, out: Path, access: Access, clock: Clock, *, paths: Sequence[Path] = ()) -> None:
     """Serve until interrupted. Requests are not logged: their addresses and headers are the reader's own."""
     with closing(Live(out, clock.now_ns, paths)) as live, closing(address.bound):
+        live.pages().render("index.html")  # so that the first reader need not wait for a long history
         config = uvicorn.Config(
             application(live, access),
             log_level="warning",

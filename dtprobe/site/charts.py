@@ -15,9 +15,11 @@ from dtprobe.report import words
 from dtprobe.scenario import ARMS
 from dtprobe.site.known import Point, Trend
 
-WIDTH, HEIGHT = 520, 190
-LEFT, RIGHT, TOP, BOTTOM = 62, 12, 26, 24
+WIDTH, HEIGHT = 400, 180
+LEFT, RIGHT, TOP, BOTTOM = 60, 10, 28, 24
 BAR, GAP, TALL = 5, 2, 16
+NOTE = 78
+"""Room of a mark's name; of two marks that stand closer the second has none on the figure, only its title."""
 MOST = 400
 """Points of an arm that are drawn; of more, the last of each stretch."""
 _SHAPES = {"control": "M-3 -3h6v6h-6z", "fault": "M-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0z", "mitigated": "M0 -4l4 4l-4 4l-4 -4z"}
@@ -68,7 +70,12 @@ def trend(data: Trend, name: str, marks: Sequence[Mark]) -> Markup:
         return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
 
     parts = [_grid(data, low, high, down), _dates(first, last, across)]
-    parts += [_mark(mark, across(mark.at_ns)) for mark in marks if first <= mark.at_ns <= last]
+    taken: dict[str, float] = {}
+    for mark in sorted(marks, key=lambda mark: mark.at_ns):
+        x = across(mark.at_ns)
+        if first <= mark.at_ns <= last:
+            parts.append(_mark(mark, x, named=x - taken.get(mark.kind, -WIDTH) > NOTE))
+            taken[mark.kind] = x if x - taken.get(mark.kind, -WIDTH) > NOTE else taken[mark.kind]
     parts += [_arm(arm, _thinned(data.arms[arm]), across, down) for arm in ARMS if arm in data.arms]
     parts += [_arm(arm, _thinned(some), across, down) for arm, some in data.arms.items() if arm not in ARMS]
     title = f"{data.metric.replace('_', ' ')} over {len({point.run for point in points})} runs"
@@ -110,15 +117,16 @@ def _day(at_ns: int) -> str:
     return datetime.fromtimestamp(at_ns / 1e9, UTC).strftime("%Y-%m-%d")
 
 
-def _mark(mark: Mark, x: float) -> str:
-    anchor = "end" if x > WIDTH * 0.6 else "start"
+def _mark(mark: Mark, x: float, *, named: bool) -> str:
+    anchor = "end" if x > WIDTH - NOTE else "start"
     shift = -4 if anchor == "end" else 4
     head = f'<path class="flag" d="M{x:.1f} {TOP}l-5 -8h10z"/>' if mark.kind == "regression" else ""
     note = {"regression": "regression", "change": "new level"}.get(mark.kind) or escape(mark.text)
     y = {"regression": 11, "change": 35}.get(mark.kind, 23)
+    text = f'<text class="note" x="{x + shift:.1f}" y="{y}" text-anchor="{anchor}">{note}</text>' if named else ""
     return (
-        f'<g class="mark-{mark.kind}"><title>{escape(mark.text)}</title><path class="across" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}"/>{head}'
-        f'<text class="note" x="{x + shift:.1f}" y="{y}" text-anchor="{anchor}">{note}</text></g>'
+        f'<g class="mark-{mark.kind}"><title>{escape(mark.text)}</title>'
+        f'<path class="across" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}"/>{head}{text}</g>'
     )
 
 

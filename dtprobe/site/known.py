@@ -155,7 +155,7 @@ class Known:
         name, _, variant = scenario.id.partition(":")
         frame = self._reading.sql(
             "SELECT run, started_ns, metric, arm, value, low, high, unit FROM history "
-            "WHERE scenario = ? AND variant = ? AND metric IS NOT NULL AND isfinite(value) ORDER BY started_ns, run",
+            "WHERE scenario = ? AND variant = ? AND metric IS NOT NULL AND isfinite(value) ORDER BY arm = 'mitigated', arm, started_ns, run",
             (name, variant),
         )
         found: dict[str, dict[str, list[Point]]] = defaultdict(lambda: defaultdict(list))
@@ -198,15 +198,23 @@ class Known:
     def _regressions(self) -> tuple[tuple[Mapping[str, Any], ...], str]:
         """Those of the latest night: as it found them itself, else as the history gives them; and a complaint where that cannot be asked."""
         night = next((one for one in self.nights if one.state == "finished"), None)
-        newest = max((run for run in self.runs.values()), key=lambda run: (run.started_ns, run.id), default=None)
-        if night is not None and newest is not None and newest.night == night.id:
-            found = night.load().get("regressions")
-            if isinstance(found, list):
-                return tuple(one for one in found if isinstance(one, dict)), ""
+        if night is not None and "regressions" in night.load():
+            return night.regressions(), ""
+        known = night is not None and any(run.night == night.id for run in self.runs.values())
         try:
-            return tuple(one.as_json() for one in trends.regressions(self._reading)), ""
+            return tuple(one.as_json() for one in trends.regressions(self._reading, night.id if night and known else None)), ""
         except Exception as error:  # noqa: BLE001  whatever a foreign history does to the tests, its runs can be shown
             return (), f"Regressions could not be computed: {type(error).__name__}: {error}"
+
+    def earlier_regressions(self, most: int) -> list[Mapping[str, Any]]:
+        """Those that nights before the latest found, each once."""
+        found: dict[tuple[str, ...], Mapping[str, Any]] = {}
+        for night in [one for one in self.nights if one.state == "finished"][1 : most + 1]:
+            for one in night.regressions():
+                found.setdefault(
+                    tuple(str(one.get(name)) for name in ("scenario", "metric", "arm", "kind", "first_bad_run")), one
+                )
+        return list(found.values())
 
     def changes(self, points: Sequence[Point]) -> list[Point]:
         """The points from which on a metric stayed elsewhere."""

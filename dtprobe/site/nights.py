@@ -63,6 +63,11 @@ class Night:
         data, _ = _json(self.path / (SUMMARY if self.state == "finished" else PROGRESS))
         return data or {}
 
+    def regressions(self) -> tuple[Mapping[str, Any], ...]:
+        """What it found to be worse than before, as it says itself."""
+        found = self.load().get("regressions")
+        return tuple(one for one in found if isinstance(one, dict)) if isinstance(found, list) else ()
+
     def rows(self) -> list[Mapping[str, Any]]:
         """Its rows so far, worst first; what is no row is left out."""
         data = self.load()

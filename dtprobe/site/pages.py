@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,17 @@ from dtprobe.report import engine, words
 from dtprobe.site import charts, confusion
 from dtprobe.site.known import STATUSES, Cell, Known, Run, Scenario, Trend, status_of
 from dtprobe.site.nights import ILL, Night
+from dtprobe.trends import Regression
 
 SHOWN = 250
 """Runs that a scenario's page lists; older ones are in its trends and its counts."""
 FEW = 12
 """What broke, on the overview; a night's own page has all."""
+NIGHTS = 60
+"""Earlier nights whose regressions are listed."""
 REPORT = "report.html"
 GONE, NONE, LEFT_OUT = "folder gone", "no report in it", "report not copied"
+REGRESSION = tuple(one.name for one in fields(Regression))
 FIXED = ("index.html", "nights.html", "regressions.html", "claims.html", "confusion.html")
 
 
@@ -37,6 +42,7 @@ class Pages:
         self.live = copied is None
         self._copied = copied
         self._engine = engine.for_html()
+        self._engine.filters["commits"] = lambda text: "..".join(commit[:10] for commit in str(text).split(".."))
         sources = engine.templates()
         style = (sources / "style.css").read_text(encoding="utf-8") + (sources / "site" / "site.css").read_text(
             encoding="utf-8"
@@ -59,7 +65,7 @@ class Pages:
         whole: dict[str, Callable[[], str]] = {
             "index.html": self._index,
             "nights.html": lambda: self._page("nights.html", "nights"),
-            "regressions.html": lambda: self._page("regressions.html", "regressions", regressions=self._regressions()),
+            "regressions.html": self._all_regressions,
             "claims.html": self._claims,
             "confusion.html": lambda: self._page("confusion.html", "confusion", found=confusion.load(self.known.out)),
         }
@@ -120,7 +126,7 @@ class Pages:
     def _index(self) -> str:
         last = next((night for night in self.known.nights if night.state == "finished"), None)
         running = next((night for night in self.known.nights if night.state == "running"), None)
-        shown = sorted(self.known.scenarios, key=lambda one: (_weight(one), one.id))
+        shown = sorted(self.known.scenarios, key=_order)
         return self._page(
             "index.html",
             "overview",
@@ -128,7 +134,7 @@ class Pages:
             running=running,
             broke=self._broke(last, shown),
             few=FEW,
-            regressions=self._regressions()[:FEW],
+            regressions=self.linked(self.known.regressions)[:FEW],
             scenarios=shown,
             layers=sorted({one.layer for one in shown}),
             tags=sorted({tag for one in shown for tag in one.tags}),
@@ -175,23 +181,28 @@ class Pages:
             "why": why,
         }
 
-    def _regressions(self) -> list[Mapping[str, Any]]:
+    def _all_regressions(self) -> str:
+        now = self.linked(self.known.regressions)
+        return self._page(
+            "regressions.html", "regressions", regressions=now, earlier=self.linked(self.known.earlier_regressions(NIGHTS))
+        )
+
+    def linked(self, regressions: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Regressions as the templates print them, with what they link to, the newest first."""
         found = []
-        for one in self.known.regressions:
+        for one in regressions:
             first, last = (self.known.runs.get(str(one.get(key))) for key in ("first_bad_run", "last_good_run"))
             scenario = next((known for known in self.known.scenarios if known.id == one.get("scenario")), None)
-            found.append(
-                {
-                    **one,
-                    "page": f"scenarios/{quote(scenario.slug)}.html" if scenario else "",
-                    "first_report": self.where(first)[0] if first else "",
-                    "last_report": self.where(last)[0] if last else "",
-                }
-            )
-        return sorted(found, key=lambda one: -(one.get("first_bad_ns") or 0))
+            links = {
+                "page": f"scenarios/{quote(scenario.slug)}.html" if scenario else "",
+                "first_report": self.where(first)[0] if first else "",
+                "last_report": self.where(last)[0] if last else "",
+            }
+            found.append({**{name: None for name in REGRESSION}, **one, **links})
+        return sorted(found, key=lambda one: -(one["first_bad_ns"] or 0))
 
     def _scenario(self, scenario: Scenario) -> str:
-        mine = [one for one in self._regressions() if one.get("scenario") == scenario.id]
+        mine = self.linked([one for one in self.known.regressions if one.get("scenario") == scenario.id])
         trends = self.known.trends(scenario)
         figures = [
             (trend, charts.trend(trend, f"trend-{index}", self._marks(scenario, trend, mine)))
@@ -229,7 +240,7 @@ class Pages:
             night=night,
             data=data,
             rows=[self.row(row) for row in night.rows()],
-            regressions=data.get("regressions") or (),
+            regressions=self.linked(night.regressions()),
         )
 
     def _claims(self) -> str:
@@ -261,8 +272,10 @@ def day(at_ns: int | None) -> str:
     return datetime.fromtimestamp(at_ns / 1e9, UTC).strftime("%Y-%m-%d") if at_ns else "unknown"
 
 
-def _weight(scenario: Scenario) -> int:
-    return STATUSES.index(scenario.status)
+def _order(scenario: Scenario) -> tuple[int, int, str]:
+    """What is wrong now comes before what was wrong under a version that is run no more."""
+    now = STATUSES.index(status_of(scenario.last)) if scenario.last else len(STATUSES)
+    return now, STATUSES.index(scenario.status), scenario.id
 
 
 def _digest(text: str) -> str:

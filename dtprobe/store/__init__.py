@@ -10,15 +10,20 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dtprobe.errors import DtprobeError, UsageError
 from dtprobe.store.archive import BrokenFile, History, Reading, rows_of
-from dtprobe.store.files import MIN_FREE_BYTES, require_folder, require_space
+from dtprobe.store.files import MIN_FREE_BYTES, require_folder, require_space, write_text
 from dtprobe.store.runs import RESERVED, RUN_ID, RunFolder, folder_name
 
 __all__ = ["MIN_FREE_BYTES", "BrokenFile", "History", "Listed", "Reading", "RunFolder", "Store", "history"]
+
+
+ELSEWHERE = "history.url"
+"""The file in a folder of runs that says at which URL their history is."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +36,25 @@ class Listed:
 
 
 class Store:
-    """The folder that holds run folders (`<scenario>[.<variant>]/<id>/`) and their history."""
+    """The folder that holds run folders (`<scenario>[.<variant>]/<id>/`) and their history, or the URL where that is."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        self.history = History(out / "history")
+
+    @cached_property
+    def history(self) -> History:
+        return History(_place_of(self.out))
 
     @classmethod
-    def open(cls, out: Path, *, need_bytes: int = MIN_FREE_BYTES) -> Store:
-        """A store that runs can be made in: raises UsageError where `out` cannot be written, DtprobeError where the disk is full."""
+    def open(cls, out: Path, *, history: str | None = None, need_bytes: int = MIN_FREE_BYTES) -> Store:
+        """A store that runs can be made in: raises UsageError where `out` cannot be written, DtprobeError where the disk is full.
+
+        `history` puts the history of `out` at that URL, from now on and for all who open `out`; what it has held so far is taken along.
+        """
         require_folder(out)
         require_space(out, need_bytes)
+        if history is not None:
+            _move_history(out, history)
         return cls(out)
 
     def create(
@@ -114,9 +127,38 @@ class Store:
                 yield from (Path(entry.path) for entry in entries if RUN_ID.fullmatch(entry.name))
 
 
-def history(out: Path) -> Reading:
-    """The history of the runs in `out`: `history(out).overview()`, `.sql("SELECT ... FROM history")`, `.broken`."""
-    return History(out / "history").read()
+def history(out: Path | str) -> Reading:
+    """The history of the runs in `out`, or at a URL: `history(out).overview()`, `.sql("SELECT ... FROM history")`, `.broken`."""
+    return History(out if "://" in str(out) else _place_of(Path(out))).read()
+
+
+def _place_of(out: Path) -> Path | str:
+    try:
+        url = (out / ELSEWHERE).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return out / "history"
+    except OSError as error:
+        raise DtprobeError(f"{out / ELSEWHERE}: cannot be read: {error.strerror}", "it says where the history is") from error
+    if "://" not in url:
+        raise UsageError(
+            f"{out / ELSEWHERE}: {url!r} is no URL", "write one line into it, or remove it: history/ then holds the history"
+        )
+    return url
+
+
+def _move_history(out: Path, url: str) -> None:
+    """First the rows, then the word: a kill in between leaves the history where it was."""
+    if "://" not in url:
+        raise UsageError(f"history {url!r} is no URL", "s3://bucket/folder, say; a folder is file:///its/path")
+    old = _place_of(out)
+    if str(old) == url:
+        return
+    reading = History(old).read()
+    try:
+        History(url).add(reading.table())
+    finally:
+        reading.close()
+    write_text(out / ELSEWHERE, url + "\n")
 
 
 def _listed(path: Path) -> Listed:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dtprobe.store import History, history
-from dtprobe.store.archive import COLUMNS, LATER, rows_of
+from dtprobe.store.rows import COLUMNS, LATER, rows_of
 
 START = 1_750_000_000_000_000_000
 
@@ -142,10 +142,10 @@ def test_a_broken_file_is_named_and_the_rest_is_read_and_folded(tmp_path: Path, 
         made.fold(lambda: START)
         for number in (4, 5):
             made.append(rows(number))
-    victim = made.files()[-1]
+    victim = tmp_path / "history" / made.files()[-1]
     damage(victim)
     reading = made.read()
-    assert [broken.path for broken in reading.broken] == [victim]
+    assert [broken.path for broken in reading.broken] == [str(victim)]
     assert reading.broken[0].reason
     sound = 10 if fold_first else 6
     assert len(reading.frame()) == sound
@@ -153,7 +153,7 @@ def test_a_broken_file_is_named_and_the_rest_is_read_and_folded(tmp_path: Path, 
     assert victim.exists()
     again = made.read()
     assert len(again.frame()) == sound
-    assert [broken.path for broken in again.broken] == [victim]
+    assert [broken.path for broken in again.broken] == [str(victim)]
 
 
 def test_folding_keeps_every_row_and_leaves_one_file(tmp_path: Path) -> None:
@@ -171,11 +171,11 @@ def test_folding_keeps_every_row_and_leaves_one_file(tmp_path: Path) -> None:
 
 def test_a_fold_killed_between_writing_and_removing_counts_nothing_twice(tmp_path: Path) -> None:
     made = filled(tmp_path, 3)
-    shutil.copytree(made.folder, tmp_path / "kept")
+    shutil.copytree(tmp_path / "history", tmp_path / "kept")
     before = made.read().frame()
     made.fold(lambda: START)
     for path in (tmp_path / "kept").glob("*.parquet"):
-        shutil.copy(path, made.folder)
+        shutil.copy(path, tmp_path / "history")
     assert len(made.files()) == 4
     pd.testing.assert_frame_equal(made.read().frame(), before)
     made.fold(lambda: START)
@@ -187,13 +187,13 @@ def test_folding_comes_by_itself_and_leaves_full_blocks_alone(tmp_path: Path) ->
     for number in range(12):
         made.append(rows(number))
         made.fold_if_due(lambda: START)
-    assert [path.name.startswith("block-") for path in made.files()] == [True, True, False, False]
+    assert [name.startswith("block-") for name in made.files()] == [True, True, False, False]
     assert len(made.read().frame()) == 24
 
 
 def test_temporary_files_of_dead_writers_are_removed_when_old_only(tmp_path: Path) -> None:
     made = filled(tmp_path, 1)
-    left = made.folder / ".run.parquet.1234.tmp"
+    left = tmp_path / "history" / ".run.parquet.1234.tmp"
     left.write_bytes(b"PAR1")
     now = left.stat().st_mtime_ns
     made.fold(lambda: now + 60 * 10**9)
@@ -235,7 +235,7 @@ def test_writers_that_fold_at_the_same_time_lose_nothing_and_a_reader_sees_no_ga
 
 def test_files_of_an_earlier_version_are_read_with_nulls_for_what_they_lack(tmp_path: Path) -> None:
     made = filled(tmp_path, 3)
-    for path in sorted(made.folder.glob("*.parquet"))[:2]:
+    for path in sorted((tmp_path / "history").glob("*.parquet"))[:2]:
         pq.write_table(pq.read_table(path).drop_columns(list(LATER)), path)
     newest = rows(2)
     for row in newest:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SUFFIX = ".parquet"
 ATOMIC = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"})
 """Protocols of which a PUT makes the object whole or not at all; in others a file is written aside and renamed."""
+_S3 = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}
+"""botocore's options, unless fsspec's configuration has others: s3fs tries five times itself, so an address that is silent is told within a minute."""
 _STALE_NS = 3600 * 10**9
 _CREDENTIALS = re.compile(r"(?<=//)[^/@]+(?=@)")
 _WORDS = 300
@@ -69,8 +71,11 @@ def place(where: Path | str) -> Place:
         return Folder(Path(text.partition("://")[2]))
     import fsspec
 
+    options: dict[str, object] = {}
+    if text.startswith(("s3://", "s3a://")):
+        options["config_kwargs"] = {**_S3, **fsspec.config.conf.get("s3", {}).get("config_kwargs", {})}
     try:
-        system, root = fsspec.core.url_to_fs(text)
+        system, root = fsspec.core.url_to_fs(text, **options)
     except ImportError as error:
         raise UsageError(f"{_shown(text)}: {_one_line(error, text)}", "install what it names, beside dtprobe") from error
     except Exception as error:
@@ -150,7 +155,9 @@ class Remote:
             self._system.invalidate_cache()  # another machine may have written since
             try:
                 found = self._system.ls(self._root, detail=False)
-            except (FileNotFoundError, NotADirectoryError):
+            except FileNotFoundError as absent:
+                if absent.__cause__ is not None:  # the server's own words: no such bucket, or it is no S3 server
+                    raise
                 return []
         names = (str(path).rpartition("/")[2] for path in found)
         return sorted(name for name in names if name.endswith(SUFFIX) and not name.startswith("."))

@@ -243,9 +243,12 @@ def test_an_address_that_does_not_answer_is_one_line_and_the_run_says_it_is_not_
     assert run.state == "unfinished"
 
 
-def test_a_bucket_that_is_not_there_refuses_what_is_written(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_is_not_there_is_told_and_no_empty_history(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import s3fs
 
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
-    with pytest.raises(DtprobeError, match="absent-bucket"):
-        History(s3.replace("nights", "absent-bucket")).append(rows("run-0"))
+    absent = History(s3.replace("nights", "absent-bucket"))
+    with pytest.raises(DtprobeError, match="absent-bucket cannot be written"):
+        absent.append(rows("run-0"))
+    with pytest.raises(DtprobeError, match="absent-bucket cannot be listed"):
+        absent.read()

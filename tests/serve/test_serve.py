@@ -16,6 +16,9 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
+from dtprobe.errors import UsageError
+from dtprobe.serve import listen
+from dtprobe.serve.access import Access
 from dtprobe.store import Store
 
 TOKEN = "not-to-be-guessed-by-anyone"
@@ -125,18 +128,27 @@ def test_beyond_loopback_it_does_not_start_without_a_token(runs: Path) -> None:
     code, said = ends("--out", str(runs), "--host", "0.0.0.0", "--port", "0")
     assert code == 2 and said.count("\n") == 1
     assert "can be reached by others, and no token is set" in said
-    code, said = ends("--out", str(runs), "--host", "0.0.0.0", "--port", "0", "--token", "short")
-    assert code == 2 and "a token of 5 characters can be guessed" in said
 
 
-def test_a_port_in_use_a_strange_address_and_an_absent_folder_are_one_line_each(runs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org", "127.0.0.1.example.org", ""])
+def test_only_loopback_goes_without_a_token(host: str) -> None:
+    with pytest.raises(UsageError, match="no token is set"):
+        Access(host, None)
+    with pytest.raises(UsageError, match="can be guessed"):
+        Access(host, "short")
+    assert Access(host, TOKEN).needs_token
+    for own in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        assert not Access(own, None).needs_token
+
+
+def test_a_port_in_use_and_a_strange_address_are_one_line_each(runs: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        code, said = ends("--out", str(runs), "--port", str(taken.getsockname()[1]))
-    assert code == 2 and said.count("\n") == 1 and "Address already in use; name a free port" in said
-    code, said = ends("--out", str(runs), "--host", "192.0.2.1", "--token", TOKEN)
-    assert code == 2 and said.count("\n") == 1 and "192.0.2.1" in said
-    code, said = ends("--out", str(tmp_path / "absent"))
-    assert code == 2 and said.count("\n") == 1 and "no such folder" in said
+        port = taken.getsockname()[1]
+        code, said = ends("--out", str(runs), "--port", str(port))
+        assert code == 2 and said.count("\n") == 1
+        assert f"port {port}: Address already in use; name a free port" in said
+    with pytest.raises(UsageError, match=r"192\.0\.2\.1.*name an address of this host"):
+        listen("192.0.2.1", 0)
 
 
 def test_with_a_token_nothing_is_shown_without_it_and_it_is_never_printed(serve: Serve, runs: Path, made: ModuleType) -> None:

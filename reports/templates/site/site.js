@@ -29,7 +29,12 @@
     form.hidden = false;
     form.addEventListener("submit", (event) => event.preventDefault());
     form.addEventListener("input", () => { apply(); remember(); });
-    form.addEventListener("reset", () => setTimeout(() => { apply(); remember(); }));
+    form.addEventListener("reset", (event) => {
+      event.preventDefault();
+      for (const field of fields) field.value = "";
+      apply();
+      remember();
+    });
     document.addEventListener("keydown", (event) => {
       if (event.key === "/" && !event.ctrlKey && !event.metaKey && !/^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement.tagName)) {
         event.preventDefault();

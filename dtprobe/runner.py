@@ -62,6 +62,7 @@ def run(
     seed: int = 0,
     arms: Sequence[str] | None = None,
     world_size: int | None = None,
+    launcher: str | None = None,
     progress: Progress | None = None,
     cost_pairs: int = COST_PAIRS,
     environ: Mapping[str, str] = os.environ,
@@ -72,20 +73,22 @@ def run(
     """Run a scenario's arms in turn, record them, judge them, and leave a run folder under `out` with its report.
 
     `arms` restricts what runs (the verdict is then `inconclusive`, since the rule of three arms cannot be met). A scenario
-    whose needs are not met is not run: its verdict is `unsupported` with the reason.
+    whose needs are not met is not run: its verdict is `unsupported` with the reason. So it is where another `world_size` or
+    `launcher` than its own would make another scenario of it.
     `belongs` are further entries of `run.json`: the night that the run is part of.
     Raises UsageError for arguments that cannot be, DtprobeError when the harness itself fails; KeyboardInterrupt passes
     through after everything has been ended and the folder marked as interrupted.
     """
     clock = clock or SystemClock()
-    scenario = _adjusted(scenario, arms, repeats, world_size)
+    own, scenario = scenario, _adjusted(scenario, arms, repeats, world_size, launcher)
+    misfits = misfit(own, scenario)
     chosen = tuple(arm for arm in scenario.arms if not arms or arm in arms)
-    faults = {name: faults_of(scenario, arm) for name, arm in scenario.arms.items()}
+    faults = {name: faults_of(scenario, arm) for name, arm in scenario.arms.items()} if not misfits else {}
     probes = probes_of(scenario)
     unavailable = {probe.name: reason for probe in probes if (reason := probe.probe())}
     usable = [probe for probe in probes if probe.name not in unavailable]
     plan = schedule(scenario, chosen, any(probe.heavy for probe in usable), faults, cost_pairs)
-    unmet = Doctor(environ=environ).unmet(scenario.needs)
+    unmet = {**misfits, **Doctor(environ=environ).unmet(scenario.needs)}
     store = Store.open(out)
     facts = run_facts(scenario, seed=seed, argv=argv, probes=probes, unavailable=unavailable, environ=environ)
     facts = {**facts, "launch": scenario.launch, **(belongs or {})}
@@ -229,7 +232,42 @@ def world_size_limit(cores: int, available_bytes: int) -> int:
     return max(2, min(16 * cores, available_bytes // (512 << 20)))
 
 
-def _adjusted(scenario: Scenario, arms: Sequence[str] | None, repeats: int | None, world_size: int | None) -> Scenario:
+def misfit(own: Scenario, adjusted: Scenario) -> dict[str, Unavailable]:
+    """Why a scenario cannot have another world size or launcher than its own, by what it would need; empty where it can.
+
+    A scenario that runs `local` says nothing of launchers, so that its ranks may be started by another one; any other was chosen by
+    its author as part of the failure. A scenario of one rank starts its processes itself.
+    """
+    found = {}
+    if adjusted.launch != own.launch:
+        needs = f"launcher {adjusted.launch}"
+        missing = launch.named(adjusted.launch).probe()
+        if own.launch != "local":
+            found[needs] = Unavailable(f"{own.id} is about launcher {own.launch}", "leave --launcher out for it")
+        elif not own.control.program.endswith(".py"):
+            found[needs] = Unavailable(
+                f"{own.id} runs {own.control.program}, which starts ranks itself", "leave --launcher out for it"
+            )
+        elif own.world_size == 1:
+            found[needs] = Unavailable(f"{own.id} is one process that starts others itself", "leave --launcher out for it")
+        elif missing is not None:
+            found[needs] = missing
+    if adjusted.world_size != own.world_size:
+        needs = f"world size {adjusted.world_size}"
+        if own.world_size == 1:
+            found[needs] = Unavailable(f"{own.id} is one process that starts others itself", "leave --world-size out for it")
+        else:
+            try:
+                for arm in adjusted.arms.values():
+                    faults_of(adjusted, arm)
+            except UsageError as error:
+                found[needs] = Unavailable(error.message, f"give {own.world_size} or more")
+    return found
+
+
+def _adjusted(
+    scenario: Scenario, arms: Sequence[str] | None, repeats: int | None, world_size: int | None, launcher: str | None
+) -> Scenario:
     for arm in arms or ():
         if arm not in scenario.arms:
             raise UsageError(f"scenario {scenario.id} has no arm {arm!r}", f"its arms are {', '.join(scenario.arms)}")
@@ -244,4 +282,6 @@ def _adjusted(scenario: Scenario, arms: Sequence[str] | None, repeats: int | Non
             f"world size {size} is out of range for {scenario.id}",
             f"this machine ({os.cpu_count()} cores, {psutil.virtual_memory().available >> 30} GiB free) holds 1 to {limit}",
         )
-    return replace(scenario, repeats=repeats or scenario.repeats, world_size=size)
+    if launcher is not None:
+        launch.named(launcher)
+    return replace(scenario, repeats=repeats or scenario.repeats, world_size=size, launch=launcher or scenario.launch)

@@ -130,6 +130,9 @@ class Spread(Protocol):
     @property
     def nodes(self) -> int: ...
 
+    def probe(self) -> Unavailable | None:
+        """None where it can launch here, else why not."""
+
     def conduct(
         self,
         box: Confinement,

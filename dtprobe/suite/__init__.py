@@ -21,8 +21,9 @@ from dtprobe.store import Store
 from dtprobe.store.files import write_json
 from dtprobe.suite import budget, junit, past
 from dtprobe.suite.plugin import item_name
-from dtprobe.suite.progress import Asked, Progress, Step, alive, read, resumable
+from dtprobe.suite.progress import Asked, Progress, Step, alive, held, read, resumable
 from dtprobe.suite.rows import SCHEMA, Ran, SuiteResult, load, merged
+from dtprobe.suite.standing import CONFIRMED
 
 if TYPE_CHECKING:
     from dtprobe.engines import Engine
@@ -32,6 +33,9 @@ __all__ = ["FOLDER", "SCHEMA", "Follower", "Night", "Ran", "SuiteResult", "load"
 FOLDER = "suites"
 """Below `--out`: `<utc>-<pid>/` with progress.json, summary.json, summary.html, summary.md and junit.xml."""
 PLUGIN = "dtprobe.suite.plugin"
+
+SUSPECTS = 8
+"""So many scenarios at most are run again because a metric looks worse: where more do, the machine is another, and a night is not to double."""
 
 RETRIES = 3
 """So often is a scenario run again that was not as expected at once: with 0 of 4 the 95 % interval ends below one half."""
@@ -55,7 +59,7 @@ class Night:
 
     `runs` of each scenario; with one, a scenario that is not as expected is run `retries` times more. `budget_s` is the most that it may take:
     what does not fit is left out. `resume` (`latest`, an id or a folder) goes on with a night that was ended, and then only `jobs` counts of
-    the rest. `because` says why scenarios were chosen, `broken` are folders whose scenario.py cannot be loaded: rows that failed.
+    the rest. `world_size` and `launcher` stand in for the scenarios' own. `because` says why scenarios were chosen, `broken` are folders whose scenario.py cannot be loaded: rows that failed.
     """
 
     jobs: int
@@ -65,6 +69,8 @@ class Night:
     retries: int = RETRIES
     budget_s: float | None = None
     resume: str | None = None
+    world_size: int | None = None
+    launcher: str | None = None
     because: Mapping[str, str] | None = None
     broken: Sequence[Broken] = ()
 
@@ -89,7 +95,6 @@ def run(
     if engine is not None and (missing := engine.probe()) is not None:
         raise UsageError(f"--on {engine.name}: {missing.reason}", missing.remedy)
     Store.open(out)
-    began = clock.monotonic()
     if night.resume is None:
         folder, asked, began_ns, done = _begun(scenarios, out, night, clock)
     else:
@@ -100,6 +105,24 @@ def run(
         raise UsageError(
             f"{folder.name} has {gone[0]}, which is no scenario any more", "give its --path, or start another night"
         )
+    with held(folder):
+        return _run(by_id, folder, asked, began_ns, done, out=out, night=night, follower=follower, engine=engine, clock=clock)
+
+
+def _run(
+    by_id: Mapping[str, Scenario],
+    folder: Path,
+    asked: Asked,
+    began_ns: int,
+    done: Sequence[Ran],
+    *,
+    out: Path,
+    night: Night,
+    follower: Follower,
+    engine: Engine | None,
+    clock: Clock,
+) -> SuiteResult:
+    began = clock.monotonic()
     progress = Progress(folder, asked, began_ns, [_told(row) for row in done])
     follower.begin(len(asked.steps))
     for row in done:
@@ -111,6 +134,8 @@ def run(
         passes.run([step for step in asked.steps if step not in passes.rows], until_ns, known)
         if asked.runs == 1 and not passes.interrupted:
             passes.run(_again(passes.rows, asked.retries), until_ns, known)
+        if asked.runs == 1 and asked.retries and not passes.interrupted:
+            passes.run(_confirming(passes.rows, past.suspected(out, folder.name)), until_ns, known)
     finally:
         follower.end()
     progress.end()
@@ -140,8 +165,10 @@ def run(
             "resumed": night.resume is not None,
             "on": engine.name if engine else None,
             "budget_s": night.budget_s,
+            "world_size": asked.world_size,
+            "launcher": asked.launcher,
             "because": dict(asked.because),
-            "regressions": [],
+            "regressions": past.regressions(out, folder.name),
             "machine": machine.machine_facts(environ=os.environ).as_json(),
             "versions": machine.versions(),
         },
@@ -177,6 +204,8 @@ def _begun(scenarios: Sequence[Scenario], out: Path, night: Night, clock: Clock)
         retries=night.retries,
         left_out=left_out,
         because=dict(night.because or {}),
+        world_size=night.world_size,
+        launcher=night.launcher,
     )
     began_ns = clock.now_ns()
     stamp = datetime.fromtimestamp(began_ns / 1e9, UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -203,6 +232,12 @@ def _again(rows: Mapping[Step, Ran], retries: int) -> list[Step]:
     """Further runs of the scenarios whose first was not as expected."""
     odd = [name for (name, number), row in rows.items() if number == 0 and row.status in ("not-as-expected", "failed")]
     return [(name, number) for number in range(1, retries + 1) for name in odd if (name, number) not in rows]
+
+
+def _confirming(rows: Mapping[Step, Ran], suspects: Sequence[str]) -> list[Step]:
+    """Further runs of scenarios whose metrics look worse, until there are as many as it takes to say so; of SUSPECTS at most."""
+    wanted = [(name, number) for name in suspects[:SUSPECTS] for number in range(1, CONFIRMED)]
+    return [step for step in wanted if step not in rows]
 
 
 def _row(scenario: Scenario, rows: Mapping[Step, Ran], earlier: Mapping[str, Any], asked: Asked) -> Ran:
@@ -257,6 +292,8 @@ class _Passes:
         follow = _Follow(self._scenarios, dict((item_name(*step), step) for step in steps), self._started, self._ended)
         code = pytest.main(self._arguments(path, [self._scenarios[name] for name, _ in steps]), plugins=[follow])
         path.unlink(missing_ok=True)
+        if follow.refused is not None:
+            raise follow.refused
         if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
             raise DtprobeError(
                 f"the suite could not be run: {follow.trouble or pytest.ExitCode(code).name}", "report it with the command"
@@ -274,8 +311,7 @@ class _Passes:
             self._engine,
             out=self._out,
             folder=self._folder,
-            seed=self._asked.seed,
-            repeats=self._asked.repeats,
+            asked=self._asked,
             ended=self._ended,
         )
 
@@ -304,6 +340,8 @@ class _Passes:
             *("-n", str(asked.jobs), "--dist", "worksteal", "--scenarios", "--scenario-seed", str(asked.seed)),
             *("--scenario-out", str(self._out.resolve()), "--scenario-plan", str(plan)),
             *(("--scenario-repeats", str(asked.repeats)) if asked.repeats is not None else ()),
+            *(("--scenario-world-size", str(asked.world_size)) if asked.world_size is not None else ()),
+            *(("--scenario-launcher", asked.launcher) if asked.launcher is not None else ()),
             *files,
         ]
 
@@ -323,6 +361,8 @@ class _Follow:
         self._started = started
         self._ended = ended
         self.trouble = ""
+        self.refused: DtprobeError | None = None
+        """Why the night could not be taken down any further: a full disk."""
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         if (step := self._steps.get(nodeid.partition("::")[2])) is not None:
@@ -341,8 +381,12 @@ class _Follow:
         if report.failed:
             self.trouble = _said(report)
 
-    def pytest_internalerror(self, excrepr: object) -> None:
+    def pytest_internalerror(self, excrepr: object, excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
+        """True keeps pytest from printing its traceback: what happened is said in one line."""
         self.trouble = str(excrepr).strip().splitlines()[-1]
+        if isinstance(excinfo.value, DtprobeError):
+            self.refused = excinfo.value
+        return True
 
 
 def _ran(scenario: Scenario, step: Step, outcome: str, told: Mapping[str, Any] | None, said: str) -> Ran:

@@ -42,6 +42,28 @@ def _torch(versions: Mapping[str, str]) -> str:
     return versions.get("torch", "")
 
 
+def suspected(out: Path, night: str) -> list[str]:
+    """Scenarios of which a metric looks worse than in earlier nights and was not measured often enough to say so."""
+    from dtprobe import trends
+
+    reading = history(out)
+    try:
+        return trends.suspects(reading, night)
+    finally:
+        reading.close()
+
+
+def regressions(out: Path, night: str) -> list[dict[str, Any]]:
+    """What has become worse in this night, as `dtprobe.trends` finds it in the history."""
+    from dtprobe import trends
+
+    reading = history(out)
+    try:
+        return [one.as_json() for one in trends.regressions(reading, night)]
+    finally:
+        reading.close()
+
+
 def adopted(out: Path, night: str, known: Collection[Step]) -> list[Ran]:
     """The runs of a night that was killed which have a verdict that the night had not taken down yet.
 

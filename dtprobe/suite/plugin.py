@@ -40,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--scenario-out", type=Path, default=Path("runs"), metavar="DIR", help="folder for run folders (runs)")
     group.addoption("--scenario-seed", type=int, default=0, metavar="N", help="seed of workloads and injections (0)")
     group.addoption("--scenario-repeats", type=int, default=None, metavar="N", help="repeats of each arm (the scenario's own)")
+    group.addoption("--scenario-world-size", type=int, default=None, metavar="N", help="ranks (the scenario's own)")
+    group.addoption("--scenario-launcher", default=None, metavar="NAME", help="what starts the ranks (the scenario's own)")
     group.addoption(
         "--scenario-plan", type=Path, default=None, metavar="FILE", help="which runs of which scenarios, as a night plans them"
     )
@@ -120,6 +122,8 @@ class ScenarioItem(pytest.Item):
                 out=out,
                 repeats=self.config.getoption("scenario_repeats"),
                 seed=seed,
+                world_size=self.config.getoption("scenario_world_size"),
+                launcher=self.config.getoption("scenario_launcher"),
                 cost_pairs=COST_PAIRS,
                 argv=["dtprobe", "run", self.scenario.id, "--seed", str(seed)],
                 belongs={**self.plan.belongs, "number": self.number} if self.plan.belongs else None,

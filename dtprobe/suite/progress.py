@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ class Asked:
     retries: int
     left_out: Mapping[str, str]
     because: Mapping[str, str]
+    world_size: int | None = None
+    launcher: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "steps": [list(one) for one in self.steps]}
@@ -126,5 +130,17 @@ def resumable(out: Path, said: str) -> Path:
     )
 
 
-def me() -> int:
-    return os.getpid()
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep the night for this process, until it ends by whatever end; raises UsageError where another one has it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{folder.name} is being run by another process", "wait for its end, or end it") from None
+        except OSError:
+            pass  # NFS locks no folders; there the pid in progress.json alone tells
+        yield
+    finally:
+        os.close(handle)

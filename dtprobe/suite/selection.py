@@ -42,7 +42,10 @@ class Selection:
 
 def choose(found: Catalog, wanted: Wanted, *, environ: Mapping[str, str] = os.environ) -> Selection:
     """Raises UsageError for a name, tag or capability that no scenario has, for a commit that is none, and where nothing is left."""
-    kept = list(found.chosen(wanted.only))
+    plain = {entry.folder.name: entry for entry in found.broken}
+    names = [name for name in wanted.only if name not in plain]
+    kept = list(found.chosen(names)) if names or not wanted.only else []
+    broken = tuple(entry for name, entry in plain.items() if not wanted.only or name in wanted.only)
     reasons: dict[str, list[str]] = {one.id: [] for one in kept}
 
     def narrow(kind: str, asked: Sequence[str], of: Mapping[str, Sequence[str]]) -> None:
@@ -72,10 +75,9 @@ def choose(found: Catalog, wanted: Wanted, *, environ: Mapping[str, str] = os.en
             else:
                 more = f" and {len(files) - 1} more" if len(files) > 1 else ""
                 reasons[one.id].append(f"{files[0]}{more} changed since {wanted.changed}")
-    whole = not (wanted.only or wanted.tags or wanted.capabilities or wanted.changed is not None)
     return Selection(
         scenarios=tuple(kept),
-        broken=found.broken if whole else (),
+        broken=broken,
         because={one.id: "; ".join(reasons[one.id]) for one in kept if reasons[one.id]},
     )
 

@@ -17,6 +17,7 @@ from dtprobe.store import RunFolder, Store
 from dtprobe.store.archive import rows_of
 from dtprobe.suite import past
 from dtprobe.suite.plugin import ALONE, item_name
+from dtprobe.suite.progress import Asked
 from dtprobe.suite.rows import Ran
 
 FOLDER = "spread"
@@ -32,8 +33,7 @@ def run(
     *,
     out: Path,
     folder: Path,
-    seed: int,
-    repeats: int | None,
+    asked: Asked,
     ended: Callable[[Ran], None],
 ) -> bool:
     """Run these steps of the night in `folder`, each a scenario and a number, and tell each row; whether that was interrupted.
@@ -45,11 +45,11 @@ def run(
 
     def take(done: Done) -> None:
         scenario, number = by_id[done.task]
-        ended(_row(scenario, done, into / done.task, out, folder.name, number, seed + number))
+        ended(_row(scenario, done, into / done.task, out, folder.name, number, asked.seed + number))
         shutil.rmtree(into / done.task, ignore_errors=True)  # histories and folders that nothing is left in
 
     try:
-        engine.run([task(one, number, seed + number, repeats) for one, number in steps], into=into, ended=take)
+        engine.run([task(one, number, asked) for one, number in steps], into=into, ended=take)
     except KeyboardInterrupt:
         return True
     finally:
@@ -58,17 +58,18 @@ def run(
     return False
 
 
-def task(scenario: Scenario, number: int, seed: int, repeats: int | None) -> Task:
-    """The task of one step, with the bound that its scenario's own bounds add up to. The seed is the step's own."""
-    argv = ["run", scenario.id, "--json", "--out", BRINGS, "--seed", str(seed)]
-    if repeats is not None:
-        argv += ["--repeats", str(repeats)]
+def task(scenario: Scenario, number: int, asked: Asked) -> Task:
+    """The task of one step, with the bound that its scenario's own bounds add up to. The seed is the night's plus the step's number."""
+    argv = ["run", scenario.id, "--json", "--out", BRINGS, "--seed", str(asked.seed + number)]
+    for option, value in (("--repeats", asked.repeats), ("--world-size", asked.world_size), ("--launcher", asked.launcher)):
+        if value is not None:
+            argv += [option, str(value)]
     if scenario.folder not in catalog.content_folders("scenarios"):  # it is nowhere that a node would look by itself
         argv += ["--path", str(scenario.folder)]
     return Task(
         id=item_name(scenario.id, number),
         argv=tuple(argv),
-        timeout_s=bound_s(scenario, repeats),
+        timeout_s=bound_s(scenario, asked.repeats),
         brings=BRINGS,
         alone=ALONE in scenario.tags,
     )

@@ -1,0 +1,97 @@
+"""Metrics over nights, and the places at which they change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dtprobe.store import Reading
+
+LEAST = 4
+"""Nights on each side of a change that `change_points` can tell from one odd night."""
+
+PENALTY = 3.0
+"""Times the logarithm of the length, in units of the noise's variance: the BIC of one further mean and place is 2 log n (Yao 1988), more is on the safe side."""
+
+ROWS = """
+    SELECT scenario || CASE WHEN coalesce(variant, '') = '' THEN '' ELSE ':' || variant END AS scenario, metric, arm, unit, value, n,
+           run, coalesce(night, run) AS night, started_ns, torch, python, kernel, host, cores, git
+    FROM history WHERE metric IS NOT NULL AND value IS NOT NULL AND isfinite(value) AND verdict NOT IN ('unsupported', 'error')
+    ORDER BY started_ns, run
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One metric of one arm of a scenario on one host: `frame` has a row a run in time's order (columns of ROWS)."""
+
+    scenario: str
+    metric: str
+    arm: str
+    unit: str
+    host: str
+    frame: pd.DataFrame
+
+    @property
+    def nights(self) -> pd.DataFrame:
+        """A row a night in time's order: median `value`, sum of `n`, and the rest of its first run."""
+        frame = self.frame
+        first = frame.drop_duplicates("night").set_index("night")
+        grouped = frame.groupby("night", sort=False)
+        return first.assign(value=grouped["value"].median(), n=grouped["n"].sum(min_count=1)).reset_index()
+
+
+KEYS = ["scenario", "metric", "arm", "host"]
+
+
+def rows(reading: Reading) -> pd.DataFrame:
+    """Every measured value of the history, oldest first, with the columns of ROWS."""
+    return reading.sql(ROWS)
+
+
+def series(frame: pd.DataFrame) -> list[Series]:
+    """Every series of such rows."""
+    return [
+        Series(
+            scenario=str(name[0]),
+            metric=str(name[1]),
+            arm=str(name[2]),
+            host=str(name[3]),
+            unit=str(own["unit"].iloc[-1]),
+            frame=own,
+        )
+        for name, own in frame.groupby(KEYS, dropna=False, sort=True)
+    ]
+
+
+def noise(values: Sequence[float] | Any) -> float:
+    """The standard deviation of a series that may have steps: from the differences of neighbours, by their median (robust to the steps)."""
+    import numpy as np
+
+    steps = np.abs(np.diff(np.asarray(values, dtype=float)))
+    return float(np.median(steps) / (0.6745 * np.sqrt(2))) if steps.size else 0.0
+
+
+def change_points(values: Sequence[float] | Any) -> list[int]:
+    """Indices at which a new level begins (ruptures' PELT, least squares; Killick et al. 2012); none under 2 x LEAST values.
+
+    One odd night is no level: each has LEAST values at least, and of three neighbours the median counts.
+    """
+    import numpy as np
+    import ruptures
+    from scipy.ndimage import median_filter
+
+    x = np.asarray(values, dtype=float)
+    if x.size < 2 * LEAST or np.ptp(x) == 0:
+        return []
+    scale = noise(x) or float(np.ptp(x)) * 1e-3
+    found = (
+        ruptures.KernelCPD(kernel="linear", min_size=LEAST, jump=1)
+        .fit((median_filter(x, 3, mode="nearest") / scale).reshape(-1, 1))
+        .predict(pen=PENALTY * np.log(x.size))
+    )
+    return [int(at) for at in found[:-1]]

@@ -1,0 +1,101 @@
+"""Trends on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from dtprobe.errors import UsageError
+from dtprobe.store import BrokenFile, Reading, history
+from dtprobe.trends.series import change_points, rows, series
+
+BARS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+WIDTH = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    """One metric of one arm on one host: the medians of its nights, oldest first, and the indices at which a new level begins."""
+
+    metric: str
+    arm: str
+    unit: str
+    host: str
+    nights: tuple[str, ...]
+    values: tuple[float, ...]
+    changes: tuple[int, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@contextmanager
+def reading(out: Path) -> Iterator[tuple[Reading, Sequence[BrokenFile]]]:
+    """The history in a folder, closed at the end; raises UsageError where there is none."""
+    if not (out / "history").is_dir():
+        raise UsageError(f"{out} has no history", "run a scenario first, or name another folder with --out")
+    read = history(out)
+    try:
+        yield read, read.broken
+    finally:
+        read.close()
+
+
+def complain(broken: Sequence[BrokenFile], to: TextIO) -> None:
+    """A line for each file of the history that could not be read."""
+    for one in broken:
+        to.write(f"dtprobe: {one.path} is left out: {one.reason}\n")
+
+
+def trends(read: Reading, scenario: str, metric: str | None) -> list[Trend]:
+    """All metrics of a scenario, or one; raises UsageError where nothing was measured."""
+    frame = rows(read)
+    frame = frame[frame["scenario"].eq(scenario)]
+    known = sorted(frame["metric"].unique())
+    if metric is not None and metric not in known:
+        raise UsageError(f"no metric {metric!r} of {scenario}", f"there are {', '.join(known)}" if known else "run it first")
+    if not known:
+        raise UsageError(f"the history has no measured value of {scenario}", "run it first")
+    found = []
+    for one in series(frame if metric is None else frame[frame["metric"].eq(metric)]):
+        nights = one.nights
+        values = tuple(float(value) for value in nights["value"])
+        found.append(
+            Trend(
+                metric=one.metric,
+                arm=one.arm,
+                unit=one.unit,
+                host=one.host,
+                nights=tuple(nights["night"].astype(str)),
+                values=values,
+                changes=tuple(change_points(values)),
+            )
+        )
+    return found
+
+
+def spark(values: Sequence[float]) -> str:
+    """A line of bars, the last WIDTH values from their least to their greatest."""
+    last = values[-WIDTH:]
+    low, high = min(last), max(last)
+    if low == high:
+        return BARS[4] * len(last)
+    return "".join(BARS[1 + round((value - low) / (high - low) * (len(BARS) - 2))] for value in last)
+
+
+def render_trends(trends: Sequence[Trend], console: Console) -> None:
+    """A row a metric and arm."""
+    table = Table(
+        "metric", "arm", "nights", "trend", "first", "last", "changed in", box=None, pad_edge=False, header_style="bold"
+    )
+    for one in trends:
+        changed = ", ".join(one.nights[at] for at in one.changes) or "-"
+        first, last = (f"{value:.4g} {one.unit}" for value in (one.values[0], one.values[-1]))
+        table.add_row(one.metric, one.arm, str(len(one.values)), spark(one.values), first, last, changed)
+    console.print(table, highlight=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from dtprobe.cli.base import Json, Out, Paths, app, table
 CHOICE = "Choose scenarios"
 RUNNING = "Run them"
 TELLING = "Tell of it"
+MATRIX = "Run them in every combination of"
 
 
 @app.command()
@@ -76,6 +77,37 @@ def nightly(
             rich_help_panel=RUNNING,
         ),
     ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            "--python", metavar="3.11,3.12", help="Versions of Python, each in a venv of its own.", rich_help_panel=MATRIX
+        ),
+    ] = None,
+    torch: Annotated[
+        str | None,
+        typer.Option(
+            "--torch", metavar="2.9.1,2.13.0", help="Versions of torch, `none` for no torch at all.", rich_help_panel=MATRIX
+        ),
+    ] = None,
+    world_size: Annotated[
+        str | None,
+        typer.Option("--world-size", metavar="2,4", help="Ranks (default: each scenario's own).", rich_help_panel=MATRIX),
+    ] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option(
+            "--launcher",
+            metavar="local,torchrun",
+            help="What starts the ranks (default: each scenario's own).",
+            rich_help_panel=MATRIX,
+        ),
+    ] = None,
+    matrix_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--matrix", metavar="FILE", help="All of these from a TOML file (`dtprobe matrix example`).", rich_help_panel=MATRIX
+        ),
+    ] = None,
     on: Annotated[
         str,
         typer.Option(
@@ -121,6 +153,7 @@ def nightly(
     from rich.console import Console
 
     from dtprobe import engines, suite
+    from dtprobe.cli import matrix
     from dtprobe.report import suite as pages
     from dtprobe.signals.night import Signals
     from dtprobe.signals.webhook import SECRET
@@ -139,6 +172,19 @@ def nightly(
     if dry_run:
         table(("scenario", "why"), [(one.id, chosen.because.get(one.id, "all are run")) for one in chosen.scenarios])
         raise typer.Exit(0)
+    axes = matrix.axes(matrix_file, python=python, torch=torch, world_size=world_size, launcher=launcher)
+    if matrix.meant(axes, out=out, resume=resume, file=matrix_file):
+        single = {"--claims": claims, "--metrics": metrics, "--metrics-port": metrics_port, "--webhook": webhook}
+        shared: dict[str, Any] = {
+            "--only": only,
+            "--tag": tag,
+            "--capability": capability,
+            "--changed": changed,
+            "--path": path,
+            "--on": on,
+        }
+        shared |= {"--runs": runs, "--retries": retries, "--repeats": repeats, "--seed": seed, "--budget": budget}
+        matrix.night(axes, shared, single, out=out, jobs=jobs, resume=resume, as_json=as_json)
     progress = Console(stderr=True)
     with signals.following(pages.Lines(progress)) as (follower, url):
         if url:
@@ -154,6 +200,8 @@ def nightly(
                 retries=retries,
                 budget_s=budget_s,
                 resume=resume,
+                world_size=axes.world_size[0] if axes.world_size else None,
+                launcher=axes.launcher[0] if axes.launcher else None,
                 because=chosen.because,
                 broken=chosen.broken if resume is None else (),
             ),

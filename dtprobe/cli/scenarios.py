@@ -57,6 +57,10 @@ def run(
     repeats: Annotated[int | None, typer.Option("--repeats", help="Repeats of each arm (default: the scenario's own).")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the workload and of every injection.")] = 0,
     world_size: Annotated[int | None, typer.Option("--world-size", help="Ranks (default: the scenario's own).")] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option("--launcher", help="What starts the ranks: `local`, `torchrun`, `hosts:2` (default: the scenario's own)."),
+    ] = None,
     path: Paths = None,
 ) -> None:
     """Run a documented failure in three arms (control, fault, mitigated) and judge it by what was measured.
@@ -80,6 +84,7 @@ def run(
         seed=seed,
         arms=arm,
         world_size=world_size,
+        launcher=launcher,
         progress=terminal.Steps(err),
         argv=argv(),
     )

@@ -1,10 +1,11 @@
-"""What an overview of many runs costs, as they lie after single appends, after folding, and by the fold itself.
+"""What an overview of many runs costs, as they lie after single appends, after folding, by the fold itself, and beside plain pandas.
 
     python benchmarks/history.py [--runs 10000] [--rows 8] [--repeats 5]
 
 Prints medians with the range over the repeats, and the ratio of one file a run to folded blocks. `as appended` is what a
 user has: a fold whenever enough single-run files have gathered. Reading is timed in this process after one warm-up, and once
-in a fresh interpreter, imports included.
+in a fresh interpreter, imports included. pandas reads the same files one by one and groups them to the same table; it checks no
+file, and counts a run twice that lies in two.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
@@ -76,6 +78,24 @@ def overview(folder: Path) -> Callable[[], object]:
     return read
 
 
+def by_pandas(folder: Path) -> Callable[[], object]:
+    def read() -> object:
+        rows = pd.concat([pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))], ignore_index=True)
+        runs = rows.drop_duplicates("run").sort_values("started_ns")
+        return runs.groupby(["scenario", "variant", "torch"]).agg(
+            failure_mode=("failure_mode", "first"),
+            runs=("run", "size"),
+            as_expected=("as_expected", "sum"),
+            last_verdict=("verdict", "last"),
+            last_as_expected=("as_expected", "last"),
+            last_mitigation=("mitigation", "last"),
+            last_started_ns=("started_ns", "last"),
+            last_run=("run", "last"),
+        )
+
+    return read
+
+
 def fresh(folder: Path) -> float:
     program = f"from pathlib import Path; from dtprobe.store import History; print(len(History(Path({str(folder)!r})).read().overview()))"
     begin = time.perf_counter()
@@ -122,14 +142,16 @@ def main() -> None:
             timed(overview(folder), options.repeats),
             len(history.files()),
         )
-        told("the same in a fresh interpreter", [fresh(folder) for _ in range(options.repeats)], len(history.files()))
+        pandas = told("the same by plain pandas", timed(by_pandas(folder), options.repeats), len(history.files()))
+        told("the overview in a fresh interpreter", [fresh(folder) for _ in range(options.repeats)], len(history.files()))
         begin = time.perf_counter()
         history.fold(time.time_ns)
         told(f"fold {FOLD_AT - 1} files into the block", [time.perf_counter() - begin], len(history.files()))
         folded = told("overview, folded", timed(overview(folder), options.repeats), len(history.files()))
     Console(width=100).print(table)
     print(
-        f"one file a run costs {single / appended:.1f} times the overview as appended, {single / folded:.1f} times the folded one"
+        f"one file a run costs {single / appended:.1f} times the overview as appended, {single / folded:.1f} times the folded one; "
+        f"plain pandas over the same files {pandas / appended:.2f} times the overview as appended"
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -31,18 +32,14 @@ REPORT_POLICY = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; 
 """A report draws with a library whose figures have inline styles; it has no script."""
 FILE_POLICY = f"default-src 'none'; sandbox; {FRAMES}"
 LOGIN_BYTES = 4096
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def application(live: Live, access: Access) -> ASGIApp:
     """The ASGI application, with the guard around it."""
 
     async def page(request: Request) -> Response:
-        path = request.path_params["path"] or "index.html"
-        try:
-            return answer(live.pages(), path, request)
-        except Exception as error:  # noqa: BLE001  a damaged folder may break one page, and is said on it, in one line
-            said = f"This page could not be made: {type(error).__name__}: {error}. Others can.\n"
-            return PlainTextResponse(" ".join(said.split()) + "\n", status_code=500)
+        return answer(live.pages(), request.path_params["path"] or "index.html", request)
 
     def answer(pages: Pages, path: str, request: Request) -> Response:
         if path == "compare.html":
@@ -70,11 +67,25 @@ def application(live: Live, access: Access) -> ASGIApp:
 
     # The login is the one thing that is not read: a token has no place in an address.
     routes = [
-        Route("/login", login, methods=["GET", "POST"]),
-        Route("/refused", refused),
-        Route("/{path:path}", page),
+        Route("/login", _careful(login), methods=["GET", "POST"]),
+        Route("/refused", _careful(refused)),
+        Route("/{path:path}", _careful(page)),
     ]
     return Guard(Starlette(routes=routes), access)
+
+
+def _careful(endpoint: Endpoint) -> Endpoint:
+    """A damaged folder may break one page: that is said on it, in one line, and the server goes on."""
+
+    @wraps(endpoint)
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except Exception as error:  # noqa: BLE001
+            said = f"This page could not be made: {type(error).__name__}: {error}. Others can."
+            return PlainTextResponse(" ".join(said.split()) + "\n", status_code=500)
+
+    return answer
 
 
 class Guard:

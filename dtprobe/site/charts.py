@@ -16,7 +16,7 @@ from dtprobe.scenario import ARMS
 from dtprobe.site.known import Point, Trend
 
 WIDTH, HEIGHT = 400, 180
-LEFT, RIGHT, TOP, BOTTOM = 60, 10, 28, 24
+LEFT, RIGHT, TOP, BOTTOM = 60, 10, 34, 24
 BAR, GAP, TALL = 5, 2, 16
 NOTE = 78
 """Room of a mark's name; of two marks that stand closer the second has none on the figure, only its title."""
@@ -122,7 +122,7 @@ def _mark(mark: Mark, x: float, *, named: bool) -> str:
     shift = -4 if anchor == "end" else 4
     head = f'<path class="flag" d="M{x:.1f} {TOP}l-5 -8h10z"/>' if mark.kind == "regression" else ""
     note = {"regression": "regression", "change": "new level"}.get(mark.kind) or escape(mark.text)
-    y = {"regression": 11, "change": 35}.get(mark.kind, 23)
+    y = {"regression": 12, "change": TOP + 12}.get(mark.kind, 27)
     text = f'<text class="note" x="{x + shift:.1f}" y="{y}" text-anchor="{anchor}">{note}</text>' if named else ""
     return (
         f'<g class="mark-{mark.kind}"><title>{escape(mark.text)}</title>'

@@ -19,7 +19,7 @@ from dtprobe import catalog, trends
 from dtprobe.errors import DtprobeError
 from dtprobe.report import words
 from dtprobe.site import nights
-from dtprobe.store import Reading, history
+from dtprobe.store import Reading, RunFolder, history
 from dtprobe.store.files import read_json
 from dtprobe.store.runs import RESERVED, RUN_ID, SCENARIO
 
@@ -345,14 +345,13 @@ def _text(folder: Path, ids: Sequence[str]) -> Mapping[str, Any]:
 def _matter(folder: Path) -> str:
     """Why a run folder is not in the history, in words."""
     try:
-        state = str(read_json(folder / "run.json").get("state"))
+        run = RunFolder.open(folder)
     except DtprobeError as error:
         return f"damaged: {error.message}"
-    return {
-        "finished": "finished, but not in this history",
-        "interrupted": "interrupted by its user",
-        "unfinished": "unfinished: it still runs, or was killed",
-    }.get(state, f"in the state {words.clip(state, 40)}")
+    if run.state == "unfinished":
+        return "in progress" if run.running() else "unfinished: it was killed, or runs on another host"
+    told = {"finished": "finished, but not in this history", "interrupted": "interrupted by its user"}
+    return told.get(run.state, f"in the state {words.clip(run.state, 40)}")
 
 
 def _newness(version: Version) -> tuple[Any, ...]:

@@ -208,6 +208,19 @@ def test_the_comparison_goes_without_a_folder_that_vanished(server: str, made: M
 
 def test_an_unfinished_run_is_said_and_its_files_can_be_read(server: str, made: ModuleType) -> None:
     text = ask(server, f"/scenarios/{made.GOOD}.html")[2]
-    assert "unfinished: it still runs, or was killed" in text and "folder gone" in text
+    assert "unfinished: it was killed, or runs on another host" in text and "folder gone" in text
     assert ask(server, "/no-such-page.html")[0] == 404
     assert ask(server, "/scenarios/none.html")[0] == 404
+
+
+def test_a_run_folder_in_a_form_of_its_own_breaks_no_other_page(serve: Serve, tmp_path: Path, made: ModuleType) -> None:
+    store = Store.open(tmp_path / "runs")
+    first, last = (made.run(store, made.GOOD, night, torch="2.13.0") for night in (0, 1))
+    record = tmp_path / "runs" / made.GOOD / first / "run.json"
+    record.write_text('{"versions": [1], "arms": "none", "machine": 7}')
+    with serve(tmp_path / "runs") as (address, process):
+        status, _, text = ask(address, f"/compare.html?a={first}&b={last}")
+        assert status == 500 and text.count("\n") == 1 and "could not be made" in text
+        assert ask(address, "/")[0] == 200
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in process.communicate(timeout=20)[1]

@@ -30,7 +30,7 @@ def test_what_is_damaged_gone_or_unfinished_is_said_and_hides_nothing(known: sit
     scenario = known.scenario(made.GOOD)
     assert scenario is not None
     assert [run.there for run in scenario.runs] == [False] + [True] * (made.NIGHTS - 1)
-    assert [matter for _, matter in scenario.odd] == ["unfinished: it still runs, or was killed"]
+    assert [matter for _, matter in scenario.odd] == ["unfinished: it was killed, or runs on another host"]
 
 
 def test_an_empty_folder_is_no_error(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from dtprobe.diagnose import intake
 from dtprobe.diagnose.analysts import conclude
-from dtprobe.diagnose.analysts.collectives.recording import gather
+from dtprobe.diagnose.analysts.collectives.recording import dumps_of
+from dtprobe.diagnose.analysts.collectives.recording import joined as recorded
 from dtprobe.diagnose.case import Case
 from dtprobe.diagnose.clock import timeline
 from dtprobe.diagnose.decide import decide
@@ -21,22 +22,24 @@ from dtprobe.diagnose.diagnosis import Diagnosis
 from dtprobe.diagnose.facts.restarted import of_first
 from dtprobe.diagnose.hosts import home, measured
 from dtprobe.diagnose.intake.kinds import TEXTS
-from dtprobe.diagnose.lines import read_all
+from dtprobe.diagnose.lines import joined, planned
 from dtprobe.diagnose.operations import operations
+from dtprobe.diagnose.pieces import Reader, here
 from dtprobe.diagnose.signatures import events_of
 from dtprobe.diagnose.who import identify, seated
+from dtprobe.readers.flight_columns import Tables
 
 Tell = Callable[[str], None]
 
 
 @contextmanager
-def opened(paths: Sequence[Path], tell: Tell | None = None) -> Iterator[Case]:
+def opened(paths: Sequence[Path], tell: Tell | None = None, reader: Reader = here) -> Iterator[Case]:
     """Everything that these folders, files and archives hold; what was unpacked is there as long as the context lasts.
 
     Raises UsageError for a path that does not exist.
     """
     with intake.taken(paths) as taken:
-        yield _case(taken, tell)
+        yield _case(taken, tell, reader)
 
 
 def read(paths: Sequence[Path], tell: Tell | None = None) -> Case:
@@ -45,17 +48,20 @@ def read(paths: Sequence[Path], tell: Tell | None = None) -> Case:
         return case
 
 
-def _case(taken: intake.Taken, tell: Tell | None) -> Case:
+def _case(taken: intake.Taken, tell: Tell | None, reader: Reader) -> Case:
     if tell is not None:
         tell(f"reading {len(taken.artifacts):,} file{'s' * (len(taken.artifacts) != 1)}")
     problems = list(taken.problems)
     known = measured(taken.artifacts, problems)
     artifacts = known.placed(taken.artifacts)
-    lines = read_all([one for one in artifacts if one.kind in TEXTS], problems)
-    who = identify(artifacts, lines)
-    lines = seated(who, lines)
-    events = list(events_of(lines))
-    recording = gather(artifacts, problems)
+    texts, tables = planned([one for one in artifacts if one.kind in TEXTS]), Tables()
+    with reader(texts, dumps_of(artifacts)) as pieces:
+        lines = joined(texts, pieces.lines(), problems)
+        who = identify(artifacts, lines)
+        lines = seated(who, lines)
+        events = list(events_of(lines))
+        recording = recorded(artifacts, pieces.dumps(tables), tables, problems)
+        problems += pieces.lost()
     missing = (*known.missing(), *who.missing(), *(recording.missing if recording is not None else ()))
     return Case(
         artifacts=artifacts,
@@ -68,12 +74,12 @@ def _case(taken: intake.Taken, tell: Tell | None) -> Case:
     )
 
 
-def diagnose(paths: Sequence[Path], tell: Tell | None = None) -> Diagnosis:
+def diagnose(paths: Sequence[Path], tell: Tell | None = None, reader: Reader = here) -> Diagnosis:
     """The answer for one job, from whatever it left. Raises UsageError for a path that does not exist.
 
-    `tell` hears, in a few words, what is done now.
+    `tell` hears, in a few words, what is done now. `reader` says where the artifacts are read; the answer is the same.
     """
-    with opened(paths, tell) as case:
+    with opened(paths, tell, reader) as case:
         if tell is not None:
             tell("joining what was read")
         found, failed = conclude(case)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 from dtprobe.readers.flight_dump import ranks_of
@@ -14,6 +15,8 @@ SCHEDULED, STARTED, DONE = 0, 1, 2
 """States of a call. Gloo says "scheduled" throughout: there only `retired` tells that a call is done."""
 
 COALESCED = "coalesced"
+_JOINED = b"+"
+"""Begins the keys of kinds joined from two; marshal writes tuples with another letter."""
 
 
 class Kind(NamedTuple):
@@ -95,7 +98,7 @@ class Tables:
 
     def joined(self, first: int, second: int) -> int:
         """The kind of a call that was made in parts."""
-        key = b"+" + first.to_bytes(4) + second.to_bytes(4)
+        key = _JOINED + first.to_bytes(4) + second.to_bytes(4)
         number = self._kinds.get(key)
         if number is None:
             one, other = self.kinds[first], self.kinds[second]
@@ -112,6 +115,17 @@ class Tables:
             )
             number = self._add(key, made)
         return number
+
+    def kinds_from(self, number: int) -> list[tuple[bytes, Kind]]:
+        """The kinds with this number and those after it, each with its key."""
+        return list(zip(islice(self._kinds, number, None), self.kinds[number:], strict=True))
+
+    def put(self, key: bytes, kind: Kind, parts: Sequence[int]) -> int:
+        """The number here of a kind from other tables (`kinds_from`), whose own numbers below it are `parts` here."""
+        if key[:1] == _JOINED:
+            return self.joined(parts[int.from_bytes(key[1:5])], parts[int.from_bytes(key[5:9])])
+        number = self._kinds.get(key)
+        return self._add(key, kind) if number is None else number
 
     def site(self, text: str) -> int:
         number = self._sites.get(text)

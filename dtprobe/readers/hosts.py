@@ -12,11 +12,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from dtprobe.readers.artifact import ReaderError, as_int, as_text, load_json, read_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA = "dtprobe.hosts/1"
 FILE = "hosts.json"
@@ -181,6 +182,8 @@ def on_one_clock(frames: Mapping[str, pd.DataFrame], hosts: Hosts) -> dict[str, 
 
 
 def _corrected(frame: pd.DataFrame, hosts: Hosts) -> pd.DataFrame:
+    import pandas as pd  # a postmortem reads hosts and makes no frame
+
     if not len(frame):
         return frame
     found = frame.copy()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
 import stat
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from dtprobe.diagnose.intake import folders, kinds
 from dtprobe.diagnose.intake.archives import Limits, Unpacker
 from dtprobe.diagnose.intake.folders import shown
 from dtprobe.diagnose.intake.names import named
+from dtprobe.diagnose.intake.scratch import scratch
 from dtprobe.diagnose.lines.stamps import first_date_ns
 from dtprobe.errors import UsageError
 from dtprobe.readers.artifact import Problem, Problems
@@ -43,8 +42,8 @@ def taken(paths: Sequence[Path], limits: Limits = LIMITS) -> Iterator[Taken]:
     lies in a temporary folder that goes with it. Links are not followed. Raises UsageError for a path that does not exist.
     """
     roots = [(path, _mode(path)) for path in paths]
-    with _scratch() as scratch:
-        taking = _Taking(scratch, limits)
+    with scratch(Path(tempfile.gettempdir()), _SCRATCH) as unpacked:
+        taking = _Taking(unpacked, limits)
         for path, mode in roots:
             if stat.S_ISDIR(mode):
                 for file in folders.listed(path, taking.problems).files:
@@ -68,47 +67,6 @@ def _mode(path: Path) -> int:
         raise UsageError(f"{shown(str(path))} does not exist", remedy) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{shown(str(path))} cannot be read: {getattr(error, 'strerror', None) or error}", remedy) from None
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    """A private folder, removed at the end. One that a killed process left is removed by the next that comes here: who uses one
-    holds a lock on it, which ends with the process.
-    """
-    base = Path(tempfile.gettempdir())
-    for left in base.glob(_SCRATCH + "*"):
-        with suppress(OSError), _locked(left):
-            shutil.rmtree(left, ignore_errors=True)
-    with ExitStack() as held:
-        folder = _made(held)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _made(held: ExitStack) -> Path:
-    """A new folder and its lock. Another process may take a folder for left behind before it is locked: then the next one."""
-    for _ in range(20):
-        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
-        with suppress(FileNotFoundError, BlockingIOError):
-            held.enter_context(_locked(folder))
-            if folder.exists():
-                return folder
-    raise UsageError(
-        f"no temporary folder can be kept in {tempfile.gettempdir()}", "set TMPDIR to a folder that is not cleaned"
-    )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock. Raises BlockingIOError where another process does, OSError where it is not ours."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(handle)
 
 
 class _Taking:

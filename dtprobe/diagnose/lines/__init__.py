@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dtprobe.diagnose.case import Artifact, Line
@@ -61,20 +61,60 @@ class _Before:
     zoned: bool = False
 
 
-def read_all(artifacts: Sequence[Artifact], problems: Problems) -> list[Line]:
-    """The lines of all text artifacts, within bounds that hold for all of them together; what was left out is a problem."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A text artifact and what its reading takes from all the others: with this, each can be read by itself, anywhere.
+
+    `near_ns` is about when the job ran. Of one that is not read `whole` about `most` lines are.
+    """
+
+    artifact: Artifact
+    near_ns: int | None
+    whole: bool
+    most: int
+
+
+@dataclass(slots=True)
+class Read:
+    """What became of one text artifact."""
+
+    lines: list[Line] = field(default_factory=list)
+    problems: Problems = field(default_factory=list)
+    extent: scan.Extent = field(default_factory=scan.Extent)
+
+
+def planned(artifacts: Sequence[Artifact]) -> list[Reading]:
+    """How all text artifacts are to be read, within bounds that hold for all of them together."""
     dated = sorted(one.dated_ns for one in artifacts if one.dated_ns is not None)
     near_ns = dated[len(dated) // 2] if dated else None
-    lines: list[Line] = []
-    extent = scan.Extent()
     left = TOGETHER
-    large = [one.name for one in artifacts if one.size > WHOLE]
+    most = max(scan.FEWEST, scan.MOST // max(sum(one.size > WHOLE for one in artifacts), 1))
+    found = []
     for one in artifacts:
         whole = one.size <= min(WHOLE, left)
         left -= one.size if whole else 0
-        most = max(scan.FEWEST, scan.MOST // max(len(large), 1))
-        lines.extend(read_lines(one, problems, near_ns, extent=None if whole else extent, most=most))
+        found.append(Reading(artifact=one, near_ns=near_ns, whole=whole, most=most))
+    return found
+
+
+def read(reading: Reading) -> Read:
+    """Read one text artifact."""
+    found = Read()
+    extent = None if reading.whole else found.extent
+    found.lines = list(read_lines(reading.artifact, found.problems, reading.near_ns, extent=extent, most=reading.most))
+    return found
+
+
+def joined(readings: Sequence[Reading], found: Iterable[Read], problems: Problems) -> list[Line]:
+    """The lines of all text artifacts, each read in its turn; what was left out is a problem."""
+    lines: list[Line] = []
+    extent = scan.Extent()
+    for one in found:
+        lines += one.lines
+        problems += one.problems
+        extent.add(one.extent)
     if extent.bytes:
+        large = [one.artifact.name for one in readings if one.artifact.size > WHOLE]
         problems.append(Problem(large[0] if len(large) == 1 else "large logs", "cut", str(extent)))
     return lines
 
@@ -95,7 +135,7 @@ def read_lines(
     try:
         yield from _lines(artifact, _numbered(artifact, extent, most, told), near_ns)
     except ReaderError as error:
-        told.append(Problem("", "unreadable", one_line(error.message)))
+        told.append(Problem("", "unreadable", one_line(error.message.replace(str(artifact.path), artifact.name))))
     if problems is not None:
         problems.extend(replace(one, source=artifact.name) for one in told)
 

@@ -101,6 +101,12 @@ class Extent:
     read: int = 0
     dense: set[str] = field(default_factory=set)
 
+    def add(self, other: Extent) -> None:
+        self.bytes += other.bytes
+        self.lines += other.lines
+        self.read += other.read
+        self.dense |= other.dense
+
     def __str__(self) -> str:
         text = (
             f"{self.bytes / 1e6:,.1f} MB of logs: {self.read:,} of {self.lines:,} lines were read: heads, tails, and what stands "

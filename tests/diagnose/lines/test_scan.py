@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtprobe.diagnose.case import Artifact
-from dtprobe.diagnose.lines import read_all, scan
+from dtprobe.diagnose.lines import joined, planned, read, scan
 
 ANCHORS = ("ANCHOR", "boom", "boom now")
 
@@ -70,7 +70,8 @@ def test_large_logs_are_read_in_part_and_that_is_said(tmp_path: Path) -> None:
     step = b"2025-01-01 00:00:00 step loss 1.0 and so on and so on\n"
     path.write_bytes(step * 60_000 + b"[rank3]: Traceback (most recent call last):\n[rank3]: ValueError: x\n" + step * 60_000)
     problems: list = []
-    lines = read_all([Artifact(name="a.log", path=path, kind="text", size=path.stat().st_size)], problems)
+    texts = planned([Artifact(name="a.log", path=path, kind="text", size=path.stat().st_size)])
+    lines = joined(texts, map(read, texts), problems)
     assert [(one.number, one.rank) for one in lines if "ValueError" in one.text] == [(60_002, 3)]
     assert len(lines) < 40_000
     assert [one.kind for one in problems] == ["cut"] and "of 120,002 lines" in problems[0].text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -29,6 +29,7 @@ SYNCHRONISING = (
     *("_reduce_scatter_base", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce_barrier", "_allgather_base"),
 )
 """No rank leaves these before all have entered."""
+NOT_READ = "dumps of the flight recorder were not read"
 MOST_RANKS = 1 << 20
 """A group with a rank beyond this is no group."""
 _TRAILING = re.compile(r"([0-9]{1,7})(?:\.[A-Za-z]\w*)?$")
@@ -201,30 +202,61 @@ class Recording:
         return self._users[group]
 
 
+@dataclass(slots=True)
+class Dump:
+    """What became of one dump: its calls, or none and `why` (empty where a problem says it for many dumps at once)."""
+
+    artifact: Artifact
+    calls: RankCalls | None = None
+    why: str = ""
+    problems: list[Problem] = field(default_factory=list)
+
+
+def dumps_of(artifacts: Sequence[Artifact]) -> list[Artifact]:
+    """The dumps among the artifacts."""
+    return [one for one in artifacts if one.kind == "flight-recorder"]
+
+
+def read(artifact: Artifact, tables: Tables) -> Dump:
+    """Read one dump."""
+    found = Dump(artifact)
+    problems: list[Problem] = []
+    try:
+        found.calls = read_calls(artifact.path, tables, artifact.name, problems)
+    except ReaderError as error:
+        found.why = one_line(str(error).replace(str(artifact.path), artifact.name))
+        return found
+    found.problems = [Problem(artifact.name, one.kind, one.text) for one in problems]
+    if artifact.measured is not None:
+        found.calls.move(artifact.placed_ns)
+    return found
+
+
 def gather(artifacts: Sequence[Artifact], problems: list[Problem]) -> Recording | None:
     """Read all dumps among the artifacts, one at a time; None where there is none. What cannot be read becomes a problem."""
-    dumps = [one for one in artifacts if one.kind == "flight-recorder"]
-    if not dumps:
-        return None
     tables = Tables()
+    return joined(artifacts, (read(one, tables) for one in dumps_of(artifacts)), tables, problems)
+
+
+def joined(artifacts: Sequence[Artifact], dumps: Iterable[Dump], tables: Tables, problems: list[Problem]) -> Recording | None:
+    """The recording of dumps that are read one after the other, in the order of the artifacts, as they are asked for."""
     ranks: dict[int, RankCalls] = {}
     unread: dict[int, str] = {}
+    lost: set[int] = set()
     hosts: dict[int, str] = {}
     nameless: list[tuple[Artifact, RankCalls]] = []
-    for artifact in dumps:
+    for dump in dumps:
+        artifact, calls = dump.artifact, dump.calls
         rank = rank_named(artifact)
-        found: list[Problem] = []
-        try:
-            calls = read_calls(artifact.path, tables, artifact.name, found)
-        except ReaderError as error:
-            text = one_line(str(error).replace(str(artifact.path), artifact.name))
-            problems.append(Problem(artifact.name, "unreadable", text))
-            if rank is not None:
+        if calls is None:
+            if dump.why:
+                problems.append(Problem(artifact.name, "unreadable", dump.why))
+            if rank is not None and dump.why:
                 unread[rank] = f"its dump {artifact.name} cannot be read"
+            elif rank is not None:
+                lost.add(rank)
             continue
-        problems += [Problem(artifact.name, one.kind, one.text) for one in found]
-        if artifact.measured is not None:
-            calls.move(artifact.placed_ns)
+        problems += dump.problems
         if rank is None:
             nameless.append((artifact, calls))
         elif rank not in ranks or _better(calls, ranks[rank]):
@@ -232,21 +264,24 @@ def gather(artifacts: Sequence[Artifact], problems: list[Problem]) -> Recording 
         if rank is not None and artifact.host:
             hosts[rank] = artifact.host
     for artifact, calls in nameless:
-        place = _place(calls, ranks)
+        place = _place(calls, {*ranks, *lost})
         if place is None:
             problems.append(Problem(artifact.name, "incomplete", "nothing tells which rank wrote this dump: it was left out"))
         else:
             ranks[place] = calls
-    if not ranks and not unread:
+    if not ranks and not unread and not lost:
         return None
+    unread = dict.fromkeys(lost, NOT_READ) | unread
     unread = {rank: why for rank, why in unread.items() if rank not in ranks}
-    for rank in _damaged(artifacts, dumps):
+    for rank in _damaged(artifacts, dumps_of(artifacts)):
         if rank not in ranks:
             unread.setdefault(rank, "its dump is empty or no dump")
     world_size = _world_size(ranks, unread)
     ranks = {rank: ranks[rank] for rank in sorted(ranks) if rank < world_size}
     absent = tuple(rank for rank in range(world_size) if rank not in ranks and rank not in unread)
-    missing = [f"rank {rank}: {why}" for rank, why in sorted(unread.items())]
+    missing = [f"rank {rank}: {why}" for rank, why in sorted(unread.items()) if why != NOT_READ]
+    if lost := {rank for rank, why in unread.items() if why == NOT_READ}:
+        missing.append(f"rank{'s' * (len(lost) > 1)} {spans(sorted(lost))}: {NOT_READ}")
     missing += [f"rank {rank}: its flight recorder's dump {calls.name} is cut" for rank, calls in ranks.items() if calls.cut]
     if absent:
         missing.append(f"no flight recorder dump of rank{'s' * (len(absent) > 1)} {spans(absent)}")
@@ -283,10 +318,10 @@ def _better(one: RankCalls, other: RankCalls) -> bool:
     )
 
 
-def _place(calls: RankCalls, ranks: Mapping[int, RankCalls]) -> int | None:
-    """The one rank that belongs to all groups of the dump."""
+def _place(calls: RankCalls, others: set[int]) -> int | None:
+    """The one rank that belongs to all groups of the dump, beside those that have dumps of their own."""
     told = [set(members) for members in calls.groups.values() if members]
-    possible = set.intersection(*told) - set(ranks) if told else set()
+    possible = set.intersection(*told) - others if told else set()
     return possible.pop() if len(possible) == 1 else None
 
 

@@ -13,6 +13,11 @@ from dtprobe import catalog
 from dtprobe.cli.base import Json, Out, Paths, app, table
 from dtprobe.errors import UsageError
 
+Where = Annotated[
+    str | None,
+    typer.Option("--history", metavar="URL", help="The history at this URL (s3://bucket/nights), not that of --out."),
+]
+
 history = typer.Typer(
     name="history",
     help="What all runs in a folder say together: overview, trends, regressions; runs of other machines can be merged in.",
@@ -23,14 +28,14 @@ app.add_typer(history)
 
 
 @history.command()
-def overview(out: Out = Path("runs"), as_json: Json = False) -> None:
+def overview(out: Out = Path("runs"), url: Where = None, as_json: Json = False) -> None:
     """How often each scenario ran with each torch, and how often it was as expected.
 
     Example: `dtprobe history overview --out runs`
     """
     from dtprobe.trends import terminal
 
-    with terminal.reading(out) as (read, broken):
+    with terminal.reading(out, url) as (read, broken):
         rows = read.overview()
     terminal.complain(broken, sys.stderr)
     if as_json:
@@ -56,6 +61,7 @@ def trend(
     scenario: Annotated[str, typer.Argument(help="A scenario or variant.")],
     metric: Annotated[str | None, typer.Option("--metric", help="Only this metric (default: all).")] = None,
     out: Out = Path("runs"),
+    url: Where = None,
     as_json: Json = False,
     path: Paths = None,
 ) -> None:
@@ -67,7 +73,7 @@ def trend(
 
     from dtprobe.trends import terminal
 
-    with terminal.reading(out) as (read, broken):
+    with terminal.reading(out, url) as (read, broken):
         trends = terminal.trends(read, catalog.load(path or ()).find(scenario).id, metric)
     terminal.complain(broken, sys.stderr)
     if as_json:
@@ -80,6 +86,7 @@ def trend(
 def regressions(
     night: Annotated[str | None, typer.Option("--night", help="A night's id (default: the latest).")] = None,
     out: Out = Path("runs"),
+    url: Where = None,
     as_json: Json = False,
 ) -> None:
     """What was worse in the latest night than before: since when, what else changed, and the command that finds the commit.
@@ -91,7 +98,7 @@ def regressions(
     from dtprobe import trends
     from dtprobe.trends import terminal
 
-    with terminal.reading(out) as (read, broken):
+    with terminal.reading(out, url) as (read, broken):
         found = trends.regressions(read, night)
     terminal.complain(broken, sys.stderr)
     if as_json:
@@ -106,20 +113,42 @@ def regressions(
 
 @history.command()
 def merge(
-    sources: Annotated[list[Path], typer.Argument(help="Folders of runs, single run folders, or history folders.")],
+    sources: Annotated[
+        list[str],
+        typer.Argument(help="Folders of runs, run folders, histories, archives (tar, zip) of these, or URLs of histories."),
+    ],
     out: Out = Path("runs"),
+    url: Where = None,
 ) -> None:
-    """Enter the runs of another machine into the history here, each once, under its own host; their folders stay where they are.
+    """Enter the runs of other machines, each once and under its own host, and copy their folders into --out (not with --history).
 
-    Example: `dtprobe history merge /mnt/other-host/runs`
+    Exit code 1: something could not be read.
+
+    Example: `dtprobe history merge other-host.tar.gz /mnt/other-host/runs`
     """
+    from dtprobe.store import History
     from dtprobe.store import merge as merging
 
-    came = merging.merge(sources, out)
+    came = merging.merge(sources, out=out) if url is None else merging.merge(sources, into=History(url))
     for line in came.problems:
         sys.stderr.write(f"dtprobe: {line}\n")
     print(f"{came.new} runs came in, {came.known} were known")
     raise typer.Exit(1 if came.problems else 0)
+
+
+@history.command()
+def move(
+    url: Annotated[str, typer.Argument(help="`s3://bucket/nights`, or any other URL that fsspec opens.")],
+    out: Out = Path("runs"),
+) -> None:
+    """Keep the history of --out at a URL from now on, for every verb; what it has held so far is taken along. Run folders stay local.
+
+    Example: `dtprobe history move s3://bucket/nights --out runs`
+    """
+    from dtprobe.store import Store
+
+    store = Store.open(out, history=url)
+    print(f"the history of {out} is at {store.history.where}")
 
 
 @history.command()

@@ -129,7 +129,7 @@ class Store:
 
 def history(out: Path | str) -> Reading:
     """The history of the runs in `out`, or at a URL: `history(out).overview()`, `.sql("SELECT ... FROM history")`, `.broken`."""
-    return History(out if "://" in str(out) else _place_of(Path(out))).read()
+    return History(str(out) if "://" in str(out) else _place_of(Path(out))).read()
 
 
 def _place_of(out: Path) -> Path | str:

@@ -36,12 +36,14 @@ class Trend:
 
 
 @contextmanager
-def reading(out: Path) -> Iterator[tuple[Reading, Sequence[BrokenFile]]]:
-    """The history in a folder, closed at the end; raises UsageError where there is none."""
-    if not (out / "history").is_dir():
-        raise UsageError(f"{out} has no history", "run a scenario first, or name another folder with --out")
-    read = history(out)
+def reading(out: Path, url: str | None = None) -> Iterator[tuple[Reading, Sequence[BrokenFile]]]:
+    """The history of a folder of runs, or the one at the URL, closed at the end; raises UsageError where there is none."""
+    read = history(out if url is None else url)
     try:
+        if not read.broken and read.sql("SELECT 1 FROM history LIMIT 1").empty:
+            raise UsageError(
+                f"{out if url is None else url} has no history", "run a scenario first, or name another with --out or --history"
+            )
         yield read, read.broken
     finally:
         read.close()

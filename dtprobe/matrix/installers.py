@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -55,7 +56,6 @@ class Uv:
     install: Install
     environ: Mapping[str, str]
     program: str
-    _told: list[str] = field(default_factory=list, repr=False)
 
     @property
     def name(self) -> str:
@@ -77,12 +77,15 @@ class Uv:
     def _uv(self, words: Sequence[str], timeout_s: float, stdin: str = "") -> subprocess.CompletedProcess[str]:
         return _run([self.program, "--quiet", "--no-python-downloads", *words], self.environ, timeout_s, stdin)
 
+    @cached_property
+    def _told(self) -> list[str]:
+        configured = pip_configuration(self.environ)
+        options = ("index-url", "extra-index-url", "find-links", "constraint")
+        found = [word for option in options for value in configured.get(option, ()) for word in (f"--{option}", value)]
+        offline = configured.get("no-index", ("0",))[0].lower() in ("1", "true", "yes", "on")
+        return found + (["--no-index"] if offline else [])
+
     def _sources(self) -> list[str]:
-        if not self._told:
-            configured = pip_configuration(self.environ)
-            for option in ("index-url", "extra-index-url", "find-links", "constraint"):
-                for value in configured.get(option, ()):
-                    self._told.extend([f"--{option}", value])
         # All indexes are asked, as pip does: a build for CPUs often lies beside one with CUDA of the same version.
         return [*self._told, *_sources(self.install), "--index-strategy", "unsafe-best-match"]
 

@@ -11,7 +11,6 @@ import typer
 
 from dtprobe import catalog
 from dtprobe.cli.base import Json, Out, Paths, app, table
-from dtprobe.errors import UsageError
 
 Where = Annotated[
     str | None,
@@ -151,26 +150,70 @@ def move(
     print(f"the history of {out} is at {store.history.where}")
 
 
+Metric = Annotated[str | None, typer.Option("--metric", help="Judge by this metric instead of the verdict.")]
+Arm = Annotated[str, typer.Option("--arm", help="Of this arm.")]
+Above = Annotated[float | None, typer.Option("--above", help="It is bad above this value.")]
+Below = Annotated[float | None, typer.Option("--below", help="It is bad below this value.")]
+
+
+@history.command()
+def bisect(
+    scenario: Annotated[str, typer.Argument(help="A scenario or variant.")],
+    good: Annotated[str, typer.Option("--good", metavar="COMMIT", help="A commit at which it was good.")],
+    bad: Annotated[str, typer.Option("--bad", metavar="COMMIT", help="A later one at which it is bad.")] = "HEAD",
+    metric: Metric = None,
+    arm: Arm = "fault",
+    above: Above = None,
+    below: Below = None,
+    path: Paths = None,
+) -> None:
+    """The first bad commit, by `git bisect run` in a working tree of its own: yours is left as it is. Commits that cannot be run are skipped.
+
+    Exit code 1: only commits that cannot be run remain.
+
+    Example: `dtprobe history bisect gloo-thread-leak --good v0.3 --metric threads --arm control --above 15`
+    """
+    from dtprobe.trends import bisect as bisecting
+    from dtprobe.trends import step as stepping
+
+    stepping.check(metric, above, below)
+    repo = bisecting.repository(path[0] if path else catalog.load(()).find(scenario).folder)
+    said = {"--metric": metric, "--arm": arm if metric else None, "--above": above, "--below": below}
+    words = [scenario, *(str(word) for name, value in said.items() if value is not None for word in (name, value))]
+    for one in path or ():
+        words += ["--path", str(bisecting.below(repo, one))]
+    found = bisecting.find(
+        repo,
+        good=good,
+        bad=bad,
+        step=lambda tree: (sys.executable, "-P", "-m", "dtprobe", "history", "step", *words, "--tree", str(tree)),
+        say=lambda line: print(line, file=sys.stderr),
+    )
+    print(found.words)
+    raise typer.Exit(0 if found.commit else 1)
+
+
 @history.command()
 def step(
     scenario: Annotated[str, typer.Argument(help="A scenario or variant.")],
-    metric: Annotated[str | None, typer.Option("--metric", help="Judge by this metric instead of the verdict.")] = None,
-    arm: Annotated[str, typer.Option("--arm", help="Of this arm.")] = "fault",
-    above: Annotated[float | None, typer.Option("--above", help="It is bad above this value.")] = None,
-    below: Annotated[float | None, typer.Option("--below", help="It is bad below this value.")] = None,
-    out: Out = Path("runs"),
+    metric: Metric = None,
+    arm: Arm = "fault",
+    above: Above = None,
+    below: Below = None,
+    tree: Annotated[
+        Path, typer.Option("--tree", help="The working tree whose scenarios, and dtprobe if it has one, are run.")
+    ] = Path(),
     path: Paths = None,
 ) -> None:
-    """One step of `git bisect run`: run the scenario and end with 0 where it is good, 1 where it is bad, 125 where nothing can be said.
+    """One step of `git bisect run`: run the scenario, outside of any history, and end with 0 for good, 1 for bad, 125 where nothing can be said.
 
-    Example: `git bisect start BAD GOOD && git bisect run dtprobe history step gloo-thread-leak --metric threads --arm control --above 15`
+    Example: `git bisect run dtprobe history step my-scenario --path ci --metric step --arm control --above 15`
     """
-    from dtprobe import runner
+    import os
+
     from dtprobe.trends import step as stepping
 
-    if (metric is None) != (above is None and below is None) or (above is not None and below is not None):
-        raise UsageError("--metric goes with one of --above and --below", "give both, or neither to judge by the verdict")
-    result = runner.run(catalog.load(path or ()).find(scenario), out=out)
-    code, why = stepping.judged(result.json, metric, arm, above=above, below=below)
+    stepping.check(metric, above, below)
+    code, why = stepping.judged(stepping.ran(tree, scenario, path or (), os.environ), metric, arm, above=above, below=below)
     print(why)
     raise typer.Exit(code)

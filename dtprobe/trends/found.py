@@ -58,9 +58,23 @@ def _told(value: Any) -> bool:
 
 
 def bisecting(scenario: str, commit_range: str, changed: Mapping[str, tuple[str, str]], step: str = "") -> str:
-    """The command that finds the first bad commit; where the commit is the same, one that shows it again. `step` are words of `history step`."""
-    run = f"dtprobe history step {shlex.quote(scenario)}{step}"
+    """The command that finds what made it worse: among commits, among versions of torch where these changed, both where both did; where
+    nothing did, the one that shows it again. `step` are the words that judge a metric; without it the verdict is judged.
+    """
+    name, (old, new) = shlex.quote(scenario), changed.get("torch", ("", ""))
+    versions = (
+        f"dtprobe nightly --only {name} --torch {old},{new}"
+        if step
+        else f"dtprobe matrix bisect {name} --good {old} --bad {new}"
+    )
     if commit_range:
         good, _, bad = commit_range.partition("..")
-        return f"git bisect start {bad} {good} && git bisect run {run}"
-    return run
+        commits = f"dtprobe history bisect {name} --good {good} --bad {bad}{step}"
+        return f"{commits}  # torch changed too: {versions}" if old else commits
+    return versions if old else f"dtprobe history step {name}{step}"
+
+
+def gone_since(scenario: str, commit_range: str) -> str:
+    """The command that lists the commits which touched a scenario that is no longer there, or what to look at."""
+    folder = scenario.partition(":")[0]
+    return f"git log --oneline {commit_range} -- {shlex.quote(f'*{folder}/*')}" if commit_range else "dtprobe list"

@@ -24,7 +24,7 @@ import pandas as pd
 from dtprobe import stats
 from dtprobe.store.archive import COST
 from dtprobe.suite.standing import CONFIRMED, Earlier, standing
-from dtprobe.trends.found import Regression, attributed, bisecting
+from dtprobe.trends.found import Regression, attributed, bisecting, gone_since
 from dtprobe.trends.series import KEYS, Series, change_points, rows, series
 
 if TYPE_CHECKING:
@@ -336,5 +336,5 @@ def _regression(
         + (
             f"; between them changed: {', '.join(beside)}" if beside else "; nothing else that is recorded changed between them"
         ),
-        bisect=bisecting(name, commits, changed, step),
+        bisect=gone_since(name, commits) if said["kind"] == "gone" else bisecting(name, commits, changed, step),
     )

@@ -40,7 +40,7 @@ def test_a_leak_that_grows_by_one_thread_a_cycle_is_found_dated_and_attributed(n
     assert found.first_bad_run.startswith(f"{BEFORE + 1:04d}-") and found.last_good_run.startswith(f"{BEFORE:04d}-")
     assert found.commit_range == f"{'a' * 40}..{'b' * 40}" and found.changed == {"kernel": ("6.1", "6.2")}
     assert found.bisect.startswith(
-        f"git bisect start {'b' * 40} {'a' * 40} && git bisect run dtprobe history step gloo-thread-leak"
+        f"dtprobe history bisect gloo-thread-leak --good {'a' * 40} --bad {'b' * 40} --metric threads_per_group_handle"
     )
     assert f"--above {found.before + 0.5:g}" in found.bisect and found.confidence > 0.99
 
@@ -56,7 +56,7 @@ def test_an_expectation_that_no_longer_holds_is_found(nights):
     assert [(one.kind, one.scenario, one.before, one.after) for one in found] == [
         ("verdict", "rank-killed", "reproduced", "not-reproduced")
     ]
-    assert found[0].last_good_run.startswith(f"{BEFORE:04d}-") and "dtprobe history step rank-killed" in found[0].bisect
+    assert found[0].last_good_run.startswith(f"{BEFORE:04d}-") and "dtprobe history bisect rank-killed" in found[0].bisect
 
 
 def dearer(factor):

@@ -8,6 +8,7 @@ rank, and joining it all.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from dtprobe.diagnose.analysts.collectives.recording import Dump
 from dtprobe.diagnose.case import Artifact
 from dtprobe.diagnose.cut import parts
 from dtprobe.diagnose.cut.shares import Share, Unit, cut, mark, packed
-from dtprobe.diagnose.intake.scratch import scratch
+from dtprobe.diagnose.intake.scratch import HIDDEN, scratch
 from dtprobe.diagnose.lines import Read, Reading
 from dtprobe.diagnose.pieces import Pieces
 from dtprobe.diagnose.who import ranges
@@ -32,7 +33,6 @@ from dtprobe.readers.flight_columns import Tables
 VERB = "postmortem-share"
 """The command of a task, which `--help` does not list."""
 BRINGS = "part"
-SCRATCH = ".dtprobe-postmortem-"
 START_S, SLOWER = 600.0, 20.0
 """A task's time: to start, and so many times what its share takes on one core here."""
 
@@ -73,19 +73,24 @@ class OnEngine:
             Task(id=name, argv=(VERB, one.text, BRINGS), timeout_s=START_S + SLOWER * one.share.cost_s, brings=BRINGS)
             for name, one in found.items()
         ]
-        through = 0
+        ends: dict[str, Done] = {}
 
         def ended(done: Done) -> None:
-            nonlocal through
-            through += 1
-            found[done.task].problem = _why(done)
-            self.tell(f"{through} of {len(tasks)} shares read on {self.engine.name}")
+            ends[done.task] = done
+            self.tell(f"{len(ends)} of {len(tasks)} shares read on {self.engine.name}")
 
         if tasks:
             self.tell(f"{len(tasks)} shares to be read on {self.engine.name}")
             self.engine.run(tasks, into=into, ended=ended)
-            if all(one.problem for one in found.values()):
-                raise DtprobeError(f"--on {self.engine.name}: nothing was read: {next(iter(found.values())).problem}")
+            # an engine runs again what a vanished node takes with it, and not what somebody killed there
+            if killed := [one for one in tasks if (ends[one.id].exit_code or 0) < 0]:
+                self.engine.run(killed, into=into, ended=ended)
+        for name, done in ends.items():
+            found[name].problem = _why(done)
+        if ends and all(one.problem for one in found.values()):
+            wrong = all(one.exit_code == UsageError.exit_code for one in ends.values())
+            text = f"--on {self.engine.name}: nothing was read: {next(iter(found.values())).problem}"
+            raise UsageError(text) if wrong else DtprobeError(text)
         return list(found.values())
 
 
@@ -158,7 +163,8 @@ def _why(done: Done) -> str:
     if done.exit_code == 0:
         return ""
     said = [one for one in done.stderr.splitlines() if one.strip()]
-    why = done.problem or (said[-1] if said else f"its task ended with code {done.exit_code}")
+    how = f"by {signal.Signals(-code).name}, twice" if (code := done.exit_code or 0) < 0 else f"with code {code}"
+    why = done.problem or (said[-1] if said and code > 0 else f"its task ended {how}")
     where = f" (on {done.host})" if done.host and done.host not in why else ""
     return one_line(f"{why.removeprefix('dtprobe: ')}{where}", 400)
 
@@ -173,7 +179,7 @@ def _below(artifact: Artifact, roots: Sequence[Path]) -> bool:
 def _scratch(base: Path) -> Iterator[Path]:
     with ExitStack() as held:
         try:
-            folder = held.enter_context(scratch(base, SCRATCH))
+            folder = held.enter_context(scratch(base, HIDDEN))
         except OSError as error:
             raise UsageError(
                 f"{base}: no folder for partial results can be made there: {error.strerror or error}", "give --out DIR"

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dtprobe.diagnose.intake.scratch import HIDDEN
 from dtprobe.readers.artifact import Problem, Problems
 
 MOST_FILES = 20_000
@@ -59,7 +60,8 @@ def listed(root: Path, problems: Problems, most: int = MOST_FILES) -> Listed:
 
 def _entry(entry: os.DirEntry[str], found: list[tuple[int, str]], folders: list[str], told: Listed) -> None:
     if entry.is_dir(follow_symlinks=False):
-        folders.append(entry.path)
+        if not entry.name.startswith(HIDDEN):
+            folders.append(entry.path)
         return
     status = entry.stat(follow_symlinks=False)
     if stat.S_ISREG(status.st_mode):

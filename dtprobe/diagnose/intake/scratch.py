@@ -13,6 +13,10 @@ from pathlib import Path
 from dtprobe.errors import UsageError
 
 
+HIDDEN = ".dtprobe-postmortem-"
+"""Begins the names of such folders where a user's own files lie. What is in them is no artifact of a job."""
+
+
 @contextmanager
 def scratch(base: Path, prefix: str) -> Iterator[Path]:
     """A private folder in `base`, removed at the end. One that a killed process left is removed by the next that comes here: who uses

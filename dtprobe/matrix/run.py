@@ -102,6 +102,7 @@ class Matrix:
         self._say = say
         self._clock = clock
         self._ended = False
+        self._machine = machine.machine_facts(environ=environ).as_json()
         self._states = {one.cell.id: one for one in states} or {cell.id: CellState(cell=cell) for cell in spec.cells}
         self._changes: tuple[Change, ...] = ()
         self._write()
@@ -176,7 +177,7 @@ class Matrix:
             "spec": self.spec.as_json(),
             "words": list(self.words),
             "jobs": self._jobs,
-            "machine": machine.machine_facts(environ=self._environ).as_json(),
+            "machine": self._machine,
             "cells": [one.as_json() for one in self.states],
             "scenarios": self._scenarios(),
             "changes": [one.as_json() for one in self._changes],

@@ -14,6 +14,8 @@ import psutil
 from dtprobe.report import words
 
 SUMMARY, PROGRESS = "summary.json", "progress.json"
+MATRIX = "matrix.json"
+"""In the folder of a matrix, whose cells are nights with folders of their own."""
 ORDER = (
     "not-as-expected", "broken", "failed", "flaky", "not-run", "left-out", "as-expected", "unsupported",
 )  # fmt: skip
@@ -83,7 +85,7 @@ def listed(out: Path, before: Sequence[Night] = ()) -> tuple[Night, ...]:
         folders = sorted((path for path in (out / "suites").iterdir() if path.is_dir()), reverse=True)
     except OSError:
         return ()
-    return tuple(_night(folder, known.get(folder)) for folder in folders)
+    return tuple(_night(folder, known.get(folder)) for folder in folders if not (folder / MATRIX).exists())
 
 
 def _rank(status: str) -> int:

@@ -150,7 +150,8 @@ def night(
 
     for option, value in single.items():
         if value is not None:
-            raise UsageError(f"{option} is of one night, a matrix has many", "leave it out, or run one cell as a night")
+            why = "runs the Python of its nodes, not a cell's" if option == "--on" else "is of one night, a matrix has many"
+            raise UsageError(f"{option} {why}", "leave it out, or run one cell as a night")
     jobs = jobs if jobs is not None else (os.cpu_count() or 1) + 1
     with _opened(given, _words(shared), out=out, jobs=jobs, resume=resume, say=_say) as opened:
         opened.run()

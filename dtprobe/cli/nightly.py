@@ -174,14 +174,19 @@ def nightly(
         raise typer.Exit(0)
     axes = matrix.axes(matrix_file, python=python, torch=torch, world_size=world_size, launcher=launcher)
     if matrix.meant(axes, out=out, resume=resume, file=matrix_file):
-        single = {"--claims": claims, "--metrics": metrics, "--metrics-port": metrics_port, "--webhook": webhook}
+        single = {
+            "--claims": claims,
+            "--metrics": metrics,
+            "--metrics-port": metrics_port,
+            "--webhook": webhook,
+            "--on": None if on == "local" else on,
+        }
         shared: dict[str, Any] = {
             "--only": only,
             "--tag": tag,
             "--capability": capability,
             "--changed": changed,
             "--path": path,
-            "--on": on,
         }
         shared |= {"--runs": runs, "--retries": retries, "--repeats": repeats, "--seed": seed, "--budget": budget}
         matrix.night(axes, shared, single, out=out, jobs=jobs, resume=resume, as_json=as_json)

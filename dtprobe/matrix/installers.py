@@ -134,6 +134,11 @@ def pip_configuration(environ: Mapping[str, str]) -> Mapping[str, tuple[str, ...
     return found
 
 
+def absent(reason: str) -> bool:
+    """Whether an installer says that there is no such version or wheel, and not that it could not look."""
+    return re.search(r"no versions? of|no wheels?|no matching|find a version|unsatisfiable", reason, re.I) is not None
+
+
 def _sources(install: Install) -> list[str]:
     words = ["--extra-index-url", install.index] if install.index else []
     return words + [word for one in install.find_links for word in ("--find-links", one)]

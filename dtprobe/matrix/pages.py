@@ -117,7 +117,10 @@ def render(data: Mapping[str, Any], console: Console) -> None:
         sheet = build(data)
         console.print(Text(sheet.headline, "bold green" if sheet.well else "bold red"))
         if sheet.columns:
-            table = Table("scenario", *("\n".join(one.head) for one in sheet.columns), box=None, header_style="bold")
+            table = Table(box=None, pad_edge=False, header_style="bold")
+            table.add_column("scenario", overflow="fold")
+            for column in sheet.columns:
+                table.add_column("\n".join(column.head), overflow="fold")
             for scenario, _, shown in sheet.rows:
                 table.add_row(Text(scenario), *(Text(one.text or "-", STYLES.get(one.tone, "")) for one in shown))
             console.print(table)

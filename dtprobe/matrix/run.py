@@ -152,6 +152,11 @@ class Matrix:
         except KeyboardInterrupt:
             self._now(replace(self._states[cell.id], state="interrupted"))
             raise
+        except DtprobeError as error:
+            self._say(f"{cell.id}: failed: {error}")
+            return self._now(
+                replace(self._states[cell.id], state="failed", reason=error.message, remedy=error.remedy, well=False)
+            )
         if ran.state == "interrupted":
             raise KeyboardInterrupt
         return self._now(replace(ran, took_s=round(state.took_s + self._clock.monotonic() - began, 1)))

@@ -38,7 +38,7 @@ SCHEMA = "dtprobe.venv/1"
 NEEDS_BYTES = 3 << 30
 """A CPU build of torch takes 0.7 GB unpacked, what dtprobe needs 1 GB (measured: `du` of a venv with torch 2.13)."""
 _CUDA = re.compile(r"^(nvidia-|cuda-|triton==)")
-_CHECK = "import duckdb, numpy, pandas, polars, psutil, pytest, rich, scipy, typer, xdist"
+_CHECK = "import numpy, psutil, pytest, typer, xdist"
 CHECK_TIMEOUT_S = 120.0
 
 
@@ -95,7 +95,7 @@ def get(
 ) -> Venv | Unavailable:
     """The venv of this pair, built now where it is not there. Why it cannot be is Unavailable: no such interpreter, no such wheel.
 
-    Raises DtprobeError where the cache cannot be written. `say` is told of each step that takes long.
+    Raises DtprobeError where the cache cannot be written, or an index cannot be reached. `say` is told of each step that takes long.
     """
     interpreter = interpreters.find(python, environ)
     if isinstance(interpreter, Unavailable):
@@ -158,7 +158,9 @@ def _build(
     say(f"{said}: choosing packages with {installer.name}")
     pins = installer.resolve(interpreter.path, wanted)
     if isinstance(pins, Unavailable):
-        return Unavailable(f"{said}: {pins.reason}", pins.remedy or "name another version, or an [install] index that has it")
+        if not installers.absent(pins.reason):
+            raise DtprobeError(f"{said}: {pins.reason}", "see to the network and the index, then go on with --resume")
+        return Unavailable(f"{said}: {pins.reason}", "name another version, or an [install] index that has it")
     cuda = [pin for pin in pins if _CUDA.match(pin)]
     if cuda and install.build == "cpu":
         return Unavailable(
@@ -170,8 +172,10 @@ def _build(
     try:
         say(f"{said}: installing {len(pins)} packages")
         with writing(place):
-            failed = installer.build(interpreter.path, part, pins)
-            failed = failed or _check(part, torch, environ)
+            broken = installer.build(interpreter.path, part, pins)
+            if broken is not None:  # they exist, so that another time it may go well
+                raise DtprobeError(f"{said}: {broken.reason}", "see to the network and the disk, then go on with --resume")
+            failed = _check(part, torch, environ)
             if failed is not None:
                 return Unavailable(f"{said}: {failed.reason}", failed.remedy)
             _retarget(part, place)

@@ -123,6 +123,7 @@ def test_bad_input_is_one_line(mirror, tmp_path):
     for words, said in (
         (("--matrix", file), "'2' is no version of torch"),
         (("--torch", "2.12.0", "--claims", tmp_path / "claims.md"), "--claims is of one night, a matrix has many"),
+        (("--torch", "2.12.0", "--on", "ray"), "--on runs the Python of its nodes"),
     ):
         done = run(nightly(tmp_path / "out", *words), mirror)
         assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dtprobe.errors import Unavailable, UsageError
+from dtprobe.errors import DtprobeError, Unavailable, UsageError
 from dtprobe.matrix import interpreters, venvs
 from dtprobe.matrix.cells import NONE, Install
 
@@ -64,6 +64,12 @@ def test_what_cannot_be_had_says_why_and_what_helps(mirror):
     assert "no Python 3.4 on this machine" in said(python="3.4")
     assert not parts(mirror)
     assert not isinstance(get(mirror, torch="2.15.0", build="any"), Unavailable)
+
+
+def test_an_index_that_cannot_be_reached_is_a_failure_and_not_a_missing_version(mirror):
+    away = {**mirror.environ, "PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "UV_HTTP_RETRIES": "0"}
+    with pytest.raises(DtprobeError, match="--resume"):
+        venvs.get(HERE, "2.11.1", Install(build="cpu"), environ=away, say=[].append)
 
 
 PROGRAM = """

@@ -143,7 +143,7 @@ def postmortem(
 
     Example: `dtprobe postmortem logs/ --json`
 
-    Example: `dtprobe postmortem /shared/dumps --on slurm:partition=main --out /shared/runs`
+    Example: `dtprobe postmortem /shared/dumps --on slurm:partition=main,cpus-per-task=1 --out /shared/runs`
     """
     from rich.console import Console
 

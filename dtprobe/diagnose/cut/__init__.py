@@ -57,8 +57,8 @@ class OnEngine:
     def __call__(self, texts: Sequence[Reading], dumps: Sequence[Artifact]) -> Iterator[Pieces]:
         """Raises DtprobeError where no share was read, UsageError where `base` cannot be written to; else what was not read is a problem."""
         roots = [one.absolute() for one in self.roots]
-        units: list[Unit] = [one for one in texts if _below(one.artifact, roots)]
-        units += [one for one in dumps if _below(one, roots)]
+        units: list[Unit] = [one for one in texts if not _of_archive(one.artifact)]
+        units += [one for one in dumps if not _of_archive(one)]
         shares = cut(units, roots, self.pieces)
         with _scratch(self.base) as folder:
             yield _Joined(texts, dumps, self._read(shares, folder / "parts"))
@@ -169,10 +169,9 @@ def _why(done: Done) -> str:
     return one_line(f"{why.removeprefix('dtprobe: ')}{where}", 400)
 
 
-def _below(artifact: Artifact, roots: Sequence[Path]) -> bool:
-    """Whether it lies where the user said, and not in an archive there."""
-    path = artifact.path.absolute()
-    return any(path.is_relative_to(root) for root in roots)
+def _of_archive(artifact: Artifact) -> bool:
+    """Whether it was unpacked, to where nobody else sees it: intake tells of no such file when it was written."""
+    return artifact.near_ns is None
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from dtprobe.errors import UsageError
 
-
 HIDDEN = ".dtprobe-postmortem-"
 """Begins the names of such folders where a user's own files lie. What is in them is no artifact of a job."""
 

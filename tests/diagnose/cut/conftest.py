@@ -96,8 +96,8 @@ TRACEBACK = (
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> list[Path]:
-    """Two folders with files of equal names: logs with and without a year, one too large to be read whole, dumps damaged in several ways and with calls made in parts,
-    clocks that were compared, an archive, and what is read as a whole."""
+    """Two folders with files of equal names: logs with and without a year, one too large to be read whole, dumps damaged in several
+    ways and with calls made in parts, clocks that were compared, an archive."""
     from flight_jobs import Look, ddp, edited, run, without, write
 
     job = edited(ddp(6, 8), 3, without(17))

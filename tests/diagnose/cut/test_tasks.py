@@ -19,6 +19,7 @@ from flight_jobs import Look, edited, fsdp, hsdp, run, without, write
 
 from dtprobe.diagnose import diagnose
 from dtprobe.diagnose.cut import VERB
+from dtprobe.diagnose.intake.scratch import HIDDEN
 from dtprobe.engines import named
 
 from .conftest import in_shares, local, told
@@ -48,6 +49,18 @@ def test_the_command_line_says_the_same_to_the_letter_and_leaves_nothing(job: Pa
     assert [one.name for one in job.parent.iterdir()] == ["job"]
     wrong = postmortem("job", "--on", "slrum", cwd=job.parent)
     assert wrong.returncode == 2 and "no engine is called 'slrum'" in wrong.stderr and not wrong.stdout
+
+
+def test_what_a_killed_postmortem_left_is_no_artifact_and_goes_with_the_next(job: Path) -> None:
+    whole = told(diagnose([job]))
+    left = job / f"{HIDDEN}dead" / "parts" / "share-0000"
+    left.mkdir(parents=True)
+    (left / "worker9.log").write_text("[rank9]: Traceback (most recent call last):\n[rank9]: ValueError: of another job\n")
+    assert told(diagnose([job])) == whole
+    assert (
+        told(in_shares([job], job, 2)) == whole
+    )  # partial results among the artifacts themselves, as `postmortem . --on` has them
+    assert not [one for one in job.iterdir() if one.is_dir()]
 
 
 def test_a_worker_killed_in_mid_run_is_replaced_and_one_killed_again_is_named(job: Path) -> None:

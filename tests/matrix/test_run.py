@@ -13,6 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from dtprobe.cli import matrix as cli
+from dtprobe.errors import UsageError
+from dtprobe.matrix.cells import from_options
+
 CONTENT = Path(__file__).with_name("content")
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -117,13 +121,20 @@ def test_one_that_was_ended_is_gone_on_with_and_leaves_nothing_running(mirror, t
     assert len(runs) == 2, "nothing ran twice to its end"
 
 
-def test_bad_input_is_one_line(mirror, tmp_path):
-    file = tmp_path / "m.toml"
-    file.write_text('torch = ["2"]')
-    for words, said in (
-        (("--matrix", file), "'2' is no version of torch"),
-        (("--torch", "2.12.0", "--claims", tmp_path / "claims.md"), "--claims is of one night, a matrix has many"),
-        (("--torch", "2.12.0", "--on", "ray"), "--on runs the Python of its nodes"),
-    ):
-        done = run(nightly(tmp_path / "out", *words), mirror)
-        assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("--claims", "--claims is of one night, a matrix has many"), ("--on", "--on runs the Python of its nodes")],
+)
+def test_what_only_one_night_can_have_is_refused_before_anything_starts(tmp_path, option, said):
+    given = from_options(None, "2.12.0", None, None)
+    with pytest.raises(UsageError, match=said):
+        cli.night(given, {}, {option: "given"}, out=tmp_path / "out", jobs=1, resume=None, as_json=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_world_size_and_one_launcher_are_a_nights_own(tmp_path):
+    def meant(*axes):
+        return cli.meant(from_options(*axes), out=tmp_path, resume=None, file=None)
+
+    assert not meant(None, None, "4", "torchrun")
+    assert meant(None, None, "2,4", None) and meant("3.12", None, None, None) and meant(None, "2.12.0", None, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ TONES = {
     "left-out": "calm",
     "unsupported": "calm",
 }
+STATES = {"done": "good", "failed": "bad", "unsupported": "calm"}
 STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "calm": "dim"}
 
 
@@ -63,6 +65,8 @@ class Sheet:
     rows: tuple[tuple[str, str, tuple[Shown, ...]], ...]
     changes: tuple[Mapping[str, Any], ...]
     absent: tuple[Mapping[str, Any], ...]
+    counts: tuple[tuple[str, int, str], ...]
+    """Of each state that a cell is in, how many are, and their tone."""
     facts: tuple[tuple[str, str], ...]
 
 
@@ -94,6 +98,7 @@ def build(data: Mapping[str, Any]) -> Sheet:
         rows=rows,
         changes=tuple(data["changes"]),
         absent=tuple(absent),
+        counts=tuple((state, n, STATES.get(state, "warn")) for state, n in Counter(one["state"] for one in cells).items()),
         facts=tuple(facts.items()),
     )
 
@@ -125,7 +130,8 @@ def render(data: Mapping[str, Any], console: Console) -> None:
                 table.add_row(Text(scenario), *(Text(one.text or "-", STYLES.get(one.tone, "")) for one in shown))
             console.print(table)
         for one in sheet.absent:
-            console.print(Text(f"{one['id']}: {one['state']}: {one['reason']}; {one['remedy']}", "yellow"), soft_wrap=True)
+            why = "; ".join(filter(None, (one["reason"], one["remedy"])))
+            console.print(Text(": ".join(filter(None, (one["id"], one["state"], why))), "yellow"), soft_wrap=True)
     for one in data["changes"]:
         console.print(Text(f"{one['scenario']}: {one['words']} ({one['because']})"), soft_wrap=True)
     if not data["changes"]:

@@ -19,7 +19,7 @@ PENALTY = 3.0
 
 ROWS = """
     SELECT scenario || CASE WHEN coalesce(variant, '') = '' THEN '' ELSE ':' || variant END AS scenario, metric, arm, unit, value, n,
-           run, coalesce(night, run) AS night, started_ns, torch, python, kernel, host, cores, git
+           run, coalesce(night, run) AS night, started_ns, torch, python, kernel, host, cores, git, world_size, launch
     FROM history WHERE metric IS NOT NULL AND value IS NOT NULL AND isfinite(value) AND verdict NOT IN ('unsupported', 'error')
     ORDER BY started_ns, run
 """

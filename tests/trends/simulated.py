@@ -70,7 +70,22 @@ class Nights:
         name = f"{self.count:04d}-{':'.join(key)}-{number}"
         self.rows += [{**row, **common, "run": name} for row in change(drawn)]
 
+    def passed(self, nights: int) -> None:
+        """Unchanged nights that nobody looks at."""
+        for _ in range(nights):
+            self._grow(unchanged)
+
     def night(self, change: Change = unchanged, **common: Any) -> tuple[Regression, ...]:
+        """What is found in a further night."""
+        night, told = self._grow(change, **common)
+        again = set(suspects(InMemory(self.rows), night))
+        for number in (1, 2):
+            for key in self._runs:
+                if (":".join(key) if key[1] else key[0]) in again:
+                    self._draw(key, number, {**told, "started_ns": told["started_ns"] + number}, change)
+        return regressions(InMemory(self.rows), night)
+
+    def _grow(self, change: Change, **common: Any) -> tuple[str, dict[str, Any]]:
         self.count += 1
         night = f"night-{self.count:03d}"
         told = {
@@ -83,9 +98,4 @@ class Nights:
         }
         for key in self._runs:
             self._draw(key, 0, told, change)
-        again = set(suspects(InMemory(self.rows), night))
-        for number in (1, 2):
-            for key in self._runs:
-                if (":".join(key) if key[1] else key[0]) in again:
-                    self._draw(key, number, {**told, "started_ns": told["started_ns"] + number}, change)
-        return regressions(InMemory(self.rows), night)
+        return night, told

@@ -26,7 +26,8 @@ Unit = Reading | Artifact
 """A text artifact, or a flight recorder's dump."""
 
 PIECE_S, LEAST_S, FEW = 10.0, 3.0, 8
-"""Seconds of one core that a share takes; where that gives fewer than FEW of them smaller ones, but not below LEAST_S: a task takes 0.7 s to start."""
+"""Seconds of one core that a share takes; where that gives fewer than FEW of them, smaller ones, but not below LEAST_S: a task takes 0.7
+to start."""
 MOST = 400
 """Shares at most: an array of Slurm has 500 elements here (engines/slurm.py)."""
 LONGEST_TEXT = 100_000

@@ -39,7 +39,7 @@ def test_their_number_follows_from_what_there_is_to_read() -> None:
         return len(shares.cut([dump(rank, size) for rank in range(ranks)], [ROOT]))
 
     assert count(8, 1 << 10) == 1  # not worth a second process
-    assert count(8, 64 << 20) == shares.FEW
+    assert count(8, 128 << 20) == shares.FEW
     assert count(2000, 10 << 20) == 63 and count(100, 640 << 20) == 100  # a file is never cut
     assert count(1000, 1 << 30) == shares.MOST
 

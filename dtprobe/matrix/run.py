@@ -114,12 +114,13 @@ class Matrix:
     @property
     def well(self) -> bool:
         """At least one cell ran, and the night of each that ran was well. A cell that cannot be had here is neither."""
-        ran = [one for one in self.states if one.state not in ("unsupported",)]
+        ran = [one for one in self.states if one.state != "unsupported"]
         return bool(ran) and all(one.state == "done" and one.well for one in ran) and not self.interrupted
 
     def run(self) -> None:
         """All cells that have not been run. An interrupt ends the one that runs, and is a result as well."""
-        todo = [one for one in self.states if one.state not in ("done", "unsupported")]
+        # What could not be had is tried again: its remedy may have been taken.
+        todo = [one for one in self.states if one.state != "done"]
         try:
             with interruptible():
                 for number, state in enumerate(todo, len(self.states) - len(todo) + 1):
@@ -132,7 +133,7 @@ class Matrix:
     def run_cell(self, cell: Cell) -> CellState:
         """Build what it needs and run its night; cells need not have been in the spec. An interrupt passes through, the cell being `interrupted`."""
         state = self._states.get(cell.id) or CellState(cell=cell)
-        if state.state in ("done", "unsupported"):
+        if state.state == "done":
             return state
         began = self._clock.monotonic()
         state = self._now(replace(state, state="building", reason="", remedy=""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,7 +24,6 @@ from dtprobe.suite import budget, junit, past
 from dtprobe.suite.plugin import item_name
 from dtprobe.suite.progress import Asked, Progress, Step, alive, held, read, resumable
 from dtprobe.suite.rows import SCHEMA, Ran, SuiteResult, load, merged
-from dtprobe.suite.standing import CONFIRMED
 
 if TYPE_CHECKING:
     from dtprobe.engines import Engine
@@ -36,6 +36,8 @@ PLUGIN = "dtprobe.suite.plugin"
 
 SUSPECTS = 8
 """So many scenarios at most are run again because a metric looks worse: where more do, the machine is another, and a night is not to double."""
+ROUNDS = (1, 1, 2, 16)
+"""Further runs of what is suspected: few first, since noise shows itself at once."""
 
 RETRIES = 3
 """So often is a scenario run again that was not as expected at once: with 0 of 4 the 95 % interval ends below one half."""
@@ -134,8 +136,10 @@ def _run(
         passes.run([step for step in asked.steps if step not in passes.rows], until_ns, known)
         if asked.runs == 1 and not passes.interrupted:
             passes.run(_again(passes.rows, asked.retries), until_ns, known)
-        if asked.runs == 1 and asked.retries and not passes.interrupted:
-            passes.run(_confirming(passes.rows, past.suspected(out, folder.name)), until_ns, known)
+        for most in ROUNDS if asked.runs == 1 and asked.retries else ():
+            if passes.interrupted or not (steps := _confirming(passes.rows, past.suspected(out, folder.name), most)):
+                break
+            passes.run(steps, until_ns, known)
     finally:
         follower.end()
     progress.end()
@@ -234,10 +238,12 @@ def _again(rows: Mapping[Step, Ran], retries: int) -> list[Step]:
     return [(name, number) for number in range(1, retries + 1) for name in odd if (name, number) not in rows]
 
 
-def _confirming(rows: Mapping[Step, Ran], suspects: Sequence[str]) -> list[Step]:
-    """Further runs of scenarios whose metrics look worse, until there are as many as it takes to say so; of SUSPECTS at most."""
-    wanted = [(name, number) for name in suspects[:SUSPECTS] for number in range(1, CONFIRMED)]
-    return [step for step in wanted if step not in rows]
+def _confirming(rows: Mapping[Step, Ran], suspects: Mapping[str, int], most: int) -> list[Step]:
+    """Further runs of scenarios whose metrics look worse, as many as are lacking to say so, `most` of each at a time; of SUSPECTS at most."""
+    begun = Counter(name for name, _ in rows)
+    return [
+        (name, begun[name] + number) for name, lacks in list(suspects.items())[:SUSPECTS] for number in range(min(lacks, most))
+    ]
 
 
 def _row(scenario: Scenario, rows: Mapping[Step, Ran], earlier: Mapping[str, Any], asked: Asked) -> Ran:

@@ -42,8 +42,8 @@ def _torch(versions: Mapping[str, str]) -> str:
     return versions.get("torch", "")
 
 
-def suspected(out: Path, night: str) -> list[str]:
-    """Scenarios of which a metric looks worse than in earlier nights and was not measured often enough to say so."""
+def suspected(out: Path, night: str) -> Mapping[str, int]:
+    """Scenarios of which a metric looks worse than in earlier nights and was not measured often enough to say so: how many runs are lacking."""
     from dtprobe import trends
 
     reading = history(out)

@@ -8,9 +8,6 @@ from dtprobe import stats
 
 LIKELY = 0.5
 
-CONFIRMED = 3
-"""Runs of a scenario in one night that must all show a metric beyond the earlier nights, before it counts as worse."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Earlier:

@@ -18,7 +18,7 @@ PENALTY = 3.0
 """Times the logarithm of the length, in units of the noise's variance: the BIC of one further mean and place is 2 log n (Yao 1988), more is on the safe side."""
 
 ROWS = """
-    SELECT scenario || CASE WHEN coalesce(variant, '') = '' THEN '' ELSE ':' || variant END AS scenario, metric, arm, unit, value, n,
+    SELECT scenario || CASE WHEN coalesce(variant, '') = '' THEN '' ELSE ':' || variant END AS scenario, metric, arm, unit, value,
            run, coalesce(night, run) AS night, started_ns, torch, python, kernel, host, cores, git, world_size, launch
     FROM history WHERE metric IS NOT NULL AND value IS NOT NULL AND isfinite(value) AND verdict NOT IN ('unsupported', 'error')
     ORDER BY started_ns, run
@@ -38,11 +38,10 @@ class Series:
 
     @property
     def nights(self) -> pd.DataFrame:
-        """A row a night in time's order: median `value`, sum of `n`, and the rest of its first run."""
+        """A row a night in time's order: median `value`, and the rest of its first run."""
         frame = self.frame
         first = frame.drop_duplicates("night").set_index("night")
-        grouped = frame.groupby("night", sort=False)
-        return first.assign(value=grouped["value"].median(), n=grouped["n"].sum(min_count=1)).reset_index()
+        return first.assign(value=frame.groupby("night", sort=False)["value"].median()).reset_index()
 
 
 KEYS = ["scenario", "metric", "arm", "host"]

@@ -10,13 +10,16 @@ from typing import Any
 
 import pandas as pd
 
-from dtprobe.store.archive import COLUMNS
+from dtprobe.store.rows import COLUMNS
+from dtprobe.suite import ROUNDS, SUSPECTS
 from dtprobe.trends import Regression, regressions, suspects
-from dtprobe.trends.search import SCATTERING
 
 DATA = Path(__file__).with_name("data") / "runs.parquet"
 DAY_NS = 86400 * 10**9
 START_NS = 1_790_000_000 * 10**9
+
+SCATTERING = ("s", "ratio", "Mbit/s", "cores", "times the median")
+"""Units of what is never twice the same."""
 
 Change = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 """Of the rows of one run: what is planted."""
@@ -50,6 +53,7 @@ class Nights:
     seed: int
     rows: list[dict[str, Any]] = field(default_factory=list)
     count: int = 0
+    _more: int = 0
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
@@ -78,11 +82,15 @@ class Nights:
     def night(self, change: Change = unchanged, **common: Any) -> tuple[Regression, ...]:
         """What is found in a further night."""
         night, told = self._grow(change, **common)
-        again = set(suspects(InMemory(self.rows), night))
-        for number in (1, 2):
-            for key in self._runs:
-                if (":".join(key) if key[1] else key[0]) in again:
-                    self._draw(key, number, {**told, "started_ns": told["started_ns"] + number}, change)
+        for most in ROUNDS:
+            again = suspects(InMemory(self.rows), night)
+            for name, lacks in list(again.items())[:SUSPECTS]:
+                key = (name.partition(":")[0], name.partition(":")[2])
+                for _ in range(min(lacks, most)):
+                    self._more += 1
+                    self._draw(key, self._more, {**told, "started_ns": told["started_ns"] + self._more}, change)
+            if not again:
+                break
         return regressions(InMemory(self.rows), night)
 
     def _grow(self, change: Change, **common: Any) -> tuple[str, dict[str, Any]]:

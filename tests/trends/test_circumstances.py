@@ -27,12 +27,12 @@ BEFORE = [row for number in range(12) for row in night(number)]
 
 
 def test_a_broken_night_is_news():
-    found = regressions(InMemory([*BEFORE, *night(20, runs=4, good=False, value=9.0)]))
+    found = regressions(InMemory([*BEFORE, *night(20, runs=8, good=False, value=9.0)]))
     assert {one.kind for one in found} == {"verdict", "metric"}
 
 
 @pytest.mark.parametrize("circumstances", [{"launch": "torchrun"}, {"world_size": 8}])
 def test_the_same_under_other_circumstances_is_none(circumstances):
-    odd = night(20, runs=4, good=False, value=9.0, **circumstances)
+    odd = night(20, runs=8, good=False, value=9.0, **circumstances)
     assert regressions(InMemory([*BEFORE, *odd])) == ()
     assert regressions(InMemory([*BEFORE, *odd, *night(21)])) == (), "and the next usual night is compared with usual ones"

@@ -80,7 +80,7 @@ class OnEngine:
             self.tell(f"{len(ends)} of {len(tasks)} shares read on {self.engine.name}")
 
         if tasks:
-            self.tell(f"{len(tasks)} shares to be read on {self.engine.name}")
+            self.tell(f"reading {len(tasks)} share{'s' * (len(tasks) != 1)} on {self.engine.name}")
             self.engine.run(tasks, into=into, ended=ended)
             # an engine runs again what a vanished node takes with it, and not what somebody killed there
             if killed := [one for one in tasks if (ends[one.id].exit_code or 0) < 0]:
@@ -137,13 +137,17 @@ class _Joined:
     def lines(self) -> Iterator[Read]:
         shared = {one.artifact.path for part in self.parts for one in part.share.texts}
         found = (read for part in self.parts for read in part.lines())
-        return (next(found) if one.artifact.path in shared else lines.read(one) for one in self.texts)
+        for one in self.texts:
+            yield next(found) if one.artifact.path in shared else lines.read(one)
+        yield from found  # nothing more: it closes the last file
 
     def dumps(self, tables: Tables) -> Iterator[Dump]:
         shared = {one.path for part in self.parts for one in part.share.dumps}
         same = parts.Shared()
         found = (dump for part in self.parts for dump in part.dumps(tables, same))
-        return (next(found) if one.path in shared else recording.read(one, tables) for one in self.all_dumps)
+        for one in self.all_dumps:
+            yield next(found) if one.path in shared else recording.read(one, tables)
+        yield from found
 
     def lost(self) -> list[Problem]:
         return [_lost(part) for part in self.parts if part.unread]
@@ -163,7 +167,8 @@ def _why(done: Done) -> str:
     if done.exit_code == 0:
         return ""
     said = [one for one in done.stderr.splitlines() if one.strip()]
-    how = f"by {signal.Signals(-code).name}, twice" if (code := done.exit_code or 0) < 0 else f"with code {code}"
+    code = done.exit_code or 0
+    how = f"by signal {-code} ({signal.strsignal(-code)}), twice" if code < 0 else f"with code {code}"
     why = done.problem or (said[-1] if said and code > 0 else f"its task ended {how}")
     where = f" (on {done.host})" if done.host and done.host not in why else ""
     return one_line(f"{why.removeprefix('dtprobe: ')}{where}", 400)

@@ -83,7 +83,7 @@ def test_a_task_that_was_killed_is_run_again(job: Path) -> None:
         return Done(task=f"share-{number:04}", exit_code=-9, host="n1") if number == 3 else None
 
     assert told(in_shares([job], job.parent, ONE_A_FILE, Losing(once))) == told(diagnose([job])) and seen.count(3) == 2
-    assert "worker3.log: rank 3: not read: its task ended by SIGKILL, twice (on n1)" in lost(job, Losing(always))
+    assert "worker3.log: rank 3: not read: its task ended by signal 9 (Killed), twice (on n1)" in lost(job, Losing(always))
 
 
 def test_where_nothing_was_read_the_reason_is_one_line(job: Path) -> None:

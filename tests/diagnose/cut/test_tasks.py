@@ -71,7 +71,7 @@ def test_a_worker_killed_in_mid_run_is_replaced_and_one_killed_again_is_named(jo
     with killer(str(job.parent), times=2) as killed:
         answer = in_shares([job], job.parent, 3, local())
     assert len(killed) == 2
-    (lost,) = [one for one in answer.missing if "not read: its task ended by SIGKILL, twice" in one]
+    (lost,) = [one for one in answer.missing if "not read: its task ended by signal 9 (Killed), twice" in one]
     assert lost.startswith("nccl_trace_rank_") and set(whole.missing) < set(answer.missing)
     assert [one.name for one in job.parent.iterdir()] == ["job"]
 

@@ -15,7 +15,6 @@ import pandas as pd
 
 from dtprobe import stats
 from dtprobe.store.rows import COST
-from dtprobe.suite.standing import Earlier, standing
 from dtprobe.trends import beyond, costs
 from dtprobe.trends.found import Regression, attributed, bisecting, gone_since
 from dtprobe.trends.series import rows, series
@@ -82,6 +81,8 @@ def _alike(frame: pd.DataFrame, tonight: str) -> pd.DataFrame:
 
 def _verdicts(runs: pd.DataFrame, tonight: str) -> list[Regression]:
     """Scenarios that are broken or flaky tonight and were not before."""
+    from dtprobe.suite.standing import Earlier, standing  # with the suite come pytest and the runner: not for an overview
+
     found = []
     judged = runs[~runs["verdict"].isin(["unsupported"])]
     for name, own in judged.groupby("scenario"):

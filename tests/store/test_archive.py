@@ -252,3 +252,56 @@ def test_what_recorders_cost_is_a_metric(tmp_path: Path) -> None:
     History(tmp_path / "history").append(rows(0, overhead=cost))
     shown = history(tmp_path).sql("SELECT value, high, n, unit, arm FROM history WHERE metric = 'cost proc + logs'")
     assert shown.to_dict("records") == [{"value": 1.05, "high": 1.1, "n": 2, "unit": "ratio", "arm": "control"}]
+
+
+FULL = """
+import os, subprocess, sys
+from pathlib import Path
+from dtprobe.errors import DtprobeError
+from dtprobe.store import History
+from dtprobe.store.merge import merge
+sys.path.insert(0, sys.argv[2])
+from test_archive import rows
+out = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(out)], check=True)
+made = History(out / "history")
+for number in range(30):
+    made.append(rows(number))
+def refused(what, action):
+    try:
+        action()
+        print(what, "was done")
+    except DtprobeError as error:
+        print(what, error)
+    print(what + "-KEPT", made.read().sql("SELECT count(DISTINCT run) AS n FROM history")["n"][0], len(made.read().broken))
+with (out / "filling").open("wb", buffering=0) as file:
+    while True:
+        try:
+            file.write(b"x" * 4096)
+        except OSError:
+            break
+refused("APPEND", lambda: made.append(rows(99)))
+refused("FOLD", lambda: made.fold(lambda: 0))
+refused("MERGE", lambda: merge([sys.argv[3]], out=out))
+print("LEFT", len(list((out / "history").glob("*.parquet"))), len(list((out / "history").glob(".*.tmp"))), [path.name for path in out.iterdir() if path.is_dir()])
+(out / "filling").unlink()
+made.append(rows(99))
+made.fold(lambda: 0)
+print("AFTER", made.read().sql("SELECT count(DISTINCT run) AS n FROM history")["n"][0], len(made.files()))
+"""
+
+
+@pytest.mark.needs("root", "mount")
+def test_a_full_disk_loses_nothing_of_the_history_and_is_one_clear_line(tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    out.mkdir()
+    filled(other, 40)
+    argv = ("unshare", "--mount", sys.executable, "-c", FULL, str(out), str(Path(__file__).parent), str(other))
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    told = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    for what in ("APPEND", "FOLD", "MERGE"):
+        assert "disk is full" in told[what] or "No space left" in told[what], told
+        assert told[f"{what}-KEPT"] == "30 0"
+    assert told["LEFT"] == "30 0 ['history']"
+    assert told["AFTER"] == "31 1"

@@ -167,7 +167,7 @@ def bisect(
     below: Below = None,
     path: Paths = None,
 ) -> None:
-    """The first bad commit, by `git bisect run` in a working tree of its own: yours is left as it is. Commits that cannot be run are skipped.
+    """The first bad commit, by `git bisect run` in a working tree of its own: yours is left as it is. Both ends are run first; commits that cannot be run are skipped.
 
     Exit code 1: only commits that cannot be run remain.
 

@@ -61,11 +61,14 @@ def find(
 ) -> Culprit:
     """Bisect between two commits; `step` gives the command that judges a working tree, with the exit codes of `dtprobe.trends.step`.
 
-    `say` is told each line of git's and of the steps'. Raises UsageError for commits that git does not know or that are not in this order.
+    `say` is told each line of git's and of the steps'. Raises UsageError for commits that git does not know or that are not in this order, and
+    where the step does not say bad of the one and good of the other here: then something else than the commits made the difference.
     """
-    for commit in (good, bad):
-        _git(repo, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}", why=f"{repo} has no commit {commit}")
+    good, bad = (_commit(repo, name) for name in (good, bad))  # HEAD is another one in the other working tree
     with _worktree(repo, bad) as tree:
+        for commit, wanted in ((good, 0), (bad, 1)):
+            _git(tree, "checkout", "--detach", commit)
+            _check(commit, wanted, tree, step(tree), say)
         _git(tree, "bisect", "start", bad, good)
         lines = []
         argv = ("git", "-C", str(tree), "bisect", "run", *step(tree))
@@ -85,6 +88,18 @@ def find(
         )
 
 
+def _check(commit: str, wanted: int, tree: Path, argv: Sequence[str], say: Callable[[str], None]) -> None:
+    done = subprocess.run(argv, cwd=tree, capture_output=True, text=True, errors="replace", check=False)
+    said = " ".join(f"{done.stdout} {done.stderr}".split())
+    say(f"{commit}: {said}")
+    if done.returncode != wanted:
+        here = {0: "is good here", 1: "is bad here"}.get(done.returncode, "cannot be judged here")
+        raise UsageError(
+            f"{commit} {here}, and was said to be {'bad' if wanted else 'good'}: {said}",
+            "name other commits, or look for what else changed: versions, kernel, host",
+        )
+
+
 def in_tree(tree: Path, words: Sequence[str], environ: Mapping[str, str]) -> tuple[str, str]:
     """Standard output, and the last line of standard error, of `dtprobe <words>` as the tree has it: its own package where there is one."""
     own = {**environ}
@@ -100,6 +115,10 @@ def in_tree(tree: Path, words: Sequence[str], environ: Mapping[str, str]) -> tup
         check=False,
     )
     return done.stdout, next(reversed(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
+
+
+def _commit(repo: Path, name: str) -> str:
+    return _git(repo, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}", why=f"{repo} has no commit {name}").strip()
 
 
 @contextmanager

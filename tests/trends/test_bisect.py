@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtprobe.errors import UsageError
+from dtprobe.errors import DtprobeError, UsageError
 from dtprobe.trends import bisect
 from dtprobe.trends.found import bisecting, gone_since
 
@@ -81,6 +81,21 @@ def test_commits_that_cannot_be_judged_are_passed_over_and_told_where_they_hide_
     assert told and git(repo, "worktree", "list").count("\n") == 0
 
 
+@pytest.mark.parametrize(
+    ("subjects", "says"),
+    [
+        (["good 0", "good 1"], "is good here, and was said to be bad"),
+        (["cut 0", "bad 1"], "cannot be judged"),
+        (["bad 0", "bad 1"], "is bad here"),
+    ],
+)
+def test_where_the_ends_do_not_differ_here_no_commit_is_blamed(repo: Path, subjects: list[str], says: str) -> None:
+    first, last = (commit(repo, subject) for subject in subjects)
+    with pytest.raises(UsageError, match=says):
+        bisect.find(repo, good=first, bad=last, step=lambda tree: (sys.executable, "-c", JUDGE), say=lambda line: None)
+    assert git(repo, "worktree", "list").count("\n") == 0
+
+
 @pytest.mark.nightly
 def test_the_command_of_a_regression_names_the_first_bad_commit_and_leaves_the_tree_alone(repo: Path) -> None:
     good = commit(repo, "start")
@@ -116,9 +131,10 @@ def test_a_verdict_that_changed_is_found_among_many_commits(repo: Path) -> None:
 def test_commits_that_are_unknown_or_in_the_wrong_order_are_refused_in_one_line(repo: Path) -> None:
     first, second = commit(repo, "start"), commit(repo, "later")
     told: list[str] = []
-    for good, bad, says in (("nowhere", second, "no commit nowhere"), (second, first, "bisect")):
-        with pytest.raises(UsageError, match=says) as refused:
-            bisect.find(repo, good=good, bad=bad, step=lambda tree: ("false",), say=told.append)
+    judge = "import sys; sys.exit(open('subject').read() == 'start')"  # the earlier one is the bad one
+    for good, bad, says in (("nowhere", second, "no commit nowhere"), (second, first, "bisect|ancestor")):
+        with pytest.raises((UsageError, DtprobeError), match=says) as refused:
+            bisect.find(repo, good=good, bad=bad, step=lambda tree: (sys.executable, "-c", judge), say=told.append)
         assert "\n" not in str(refused.value)
     with pytest.raises(UsageError):
         bisect.repository(Path("/proc"))

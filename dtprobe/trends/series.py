@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
 LEAST = 4
 """Nights on each side of a change that `change_points` can tell from one odd night."""
 
-PENALTY = 3.0
-"""Times the logarithm of the length, in units of the noise's variance: the BIC of one further mean and place is 2 log n (Yao 1988), more is on the safe side."""
+PENALTY = 5.0
+"""Times the logarithm of the length, in units of the noise's variance. The BIC of one further mean and place is 2 log n (Yao 1988), for a noise
+that is known; here it is estimated from few nights: with 5, of 300 flat series of 24 and of 36 nights 2.3 and 0.7 % have a level, with 3 they are
+6 %; a step by three standard deviations is found within a night in 94 % against 96 %."""
 
 ROWS = """
     SELECT scenario || CASE WHEN coalesce(variant, '') = '' THEN '' ELSE ':' || variant END AS scenario, metric, arm, unit, value,
@@ -88,9 +91,17 @@ def change_points(values: Sequence[float] | Any) -> list[int]:
     if x.size < 2 * LEAST or np.ptp(x) == 0:
         return []
     scale = noise(x) or float(np.ptp(x)) * 1e-3
+    smooth = median_filter(x, 3, mode="mirror")
     found = (
         ruptures.KernelCPD(kernel="linear", min_size=LEAST, jump=1)
-        .fit((median_filter(x, 3, mode="nearest") / scale).reshape(-1, 1))
+        .fit((smooth / scale).reshape(-1, 1))
         .predict(pen=PENALTY * np.log(x.size))
     )
-    return [int(at) for at in found[:-1]]
+    ends = [0, *found]
+    levels = [float(smooth[begin:end].mean()) for begin, end in pairwise(ends)]
+    # Where fewer than LEAST nights lie elsewhere, the segment that was made of them begins with nights of the old level.
+    return [
+        int(at)
+        for at, old, new in zip(found[:-1], levels, levels[1:], strict=False)
+        if abs(smooth[at] - new) < abs(smooth[at] - old)
+    ]

@@ -28,6 +28,13 @@ def test_noise_and_single_odd_nights_are_no_levels():
     assert change_points(one) == []
 
 
+@pytest.mark.parametrize("sd", [0.0, 1.0])
+@pytest.mark.parametrize("since", range(1, 7))
+def test_a_level_is_one_when_four_nights_have_it_and_begins_where_it_began(since, sd):
+    found = change_points([*steps(5, (0,), each=20, sd=sd), *steps(6, (50,), each=since, sd=sd)])
+    assert found == ([20] if since >= 4 else [])
+
+
 def test_few_nights_and_equal_ones_have_none():
     assert change_points([1.0] * 30) == [] and change_points([1, 2, 9]) == [] and change_points([]) == []
 

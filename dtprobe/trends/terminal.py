@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from dtprobe.errors import UsageError
 from dtprobe.store import BrokenFile, Reading, history
@@ -21,7 +21,9 @@ WIDTH = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """One metric of one arm on one host: the medians of its nights, oldest first, and the indices at which a new level begins."""
+    """One metric of one arm on one host: the medians of its nights, oldest first, the version of torch in each, and the indices at which a
+    new level begins.
+    """
 
     metric: str
     arm: str
@@ -29,6 +31,7 @@ class Trend:
     host: str
     nights: tuple[str, ...]
     values: tuple[float, ...]
+    torch: tuple[str, ...]
     changes: tuple[int, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -76,6 +79,7 @@ def trends(read: Reading, scenario: str, metric: str | None) -> list[Trend]:
                 host=one.host,
                 nights=tuple(nights["night"].astype(str)),
                 values=values,
+                torch=tuple(nights["torch"].astype(str)),
                 changes=tuple(change_points(values)),
             )
         )
@@ -92,12 +96,20 @@ def spark(values: Sequence[float]) -> str:
 
 
 def render_trends(trends: Sequence[Trend], console: Console) -> None:
-    """A row a metric and arm."""
-    table = Table(
-        "metric", "arm", "nights", "trend", "first", "last", "changed in", box=None, pad_edge=False, header_style="bold"
-    )
+    """A row a metric, arm and host; a host is named where there are several, a version of torch where a new level begins with it."""
+    hosts = {one.host for one in trends}
+    header = ("metric", "arm", *(["host"] if len(hosts) > 1 else []), "nights", "trend", "first", "last", "new level in")
+    columns = [Column(name, no_wrap=name == "trend") for name in header]
+    room = max(8, min(WIDTH, console.width // 5))
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for one in trends:
-        changed = ", ".join(one.nights[at] for at in one.changes) or "-"
         first, last = (f"{value:.4g} {one.unit}" for value in (one.values[0], one.values[-1]))
-        table.add_row(one.metric, one.arm, str(len(one.values)), spark(one.values), first, last, changed)
+        where = [one.host] if len(hosts) > 1 else []
+        new = ", ".join(_new_level(one, at) for at in one.changes) or "-"
+        table.add_row(one.metric, one.arm, *where, str(len(one.values)), spark(one.values[-room:]), first, last, new)
     console.print(table, highlight=False)
+
+
+def _new_level(one: Trend, at: int) -> str:
+    old, new = one.torch[at - 1], one.torch[at]
+    return one.nights[at] + (f" (torch {old} -> {new})" if old != new else "")

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import psutil
-
+from dtprobe.confine import Confinement
 from dtprobe.errors import DtprobeError
 
 _CONF = """
@@ -47,7 +45,6 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe
 
 _MUNGE = {"socket": "socket", "pid": "pid-file", "log": "log-file", "seed": "seed-file"}
 _START_S = 60.0
-_END_S = 10.0
 
 
 @contextlib.contextmanager
@@ -55,7 +52,8 @@ def cluster(folder: Path, environ: Mapping[str, str] = os.environ) -> Iterator[d
     """The variables with which Slurm's commands talk to a cluster whose two nodes, of four slots each, are idle.
 
     Everything of it lies in `folder`, ports are free ones of loopback. Needs slurm-wlm, munge and root (doctor's `slurm`). Raises DtprobeError with the
-    daemons' last words where it does not come up within a minute. At the end daemons and what they detached are ended.
+    daemons' last words where it does not come up within a minute. At the end, and when this process is killed, daemons and what they detached are ended:
+    they are confined, since step daemons leave their parents, arguments and environment behind.
     """
     for name in ("munge", "spool/node1", "spool/node2", "state"):
         (folder / name).mkdir(parents=True, mode=0o755)
@@ -69,11 +67,10 @@ def cluster(folder: Path, environ: Mapping[str, str] = os.environ) -> Iterator[d
     munge = [
         option for name in ("socket", "pid", "log", "seed") for option in (f"--{_MUNGE[name]}", str(folder / "munge" / name))
     ]
-    daemons: list[subprocess.Popen[bytes]] = []
 
     def start(*command: str) -> None:
-        with (folder / "daemons.log").open("ab") as log:
-            daemons.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=own))
+        log = folder / "daemons.log"
+        box.spawn(command, env=own, cwd=folder, stdout=log, stderr=log, held=False)
 
     def idle() -> bool:
         found = subprocess.run(
@@ -81,7 +78,7 @@ def cluster(folder: Path, environ: Mapping[str, str] = os.environ) -> Iterator[d
         )
         return found.stdout.strip() == "2"
 
-    try:
+    with Confinement.open(f"slurm-{secrets.token_hex(4)}", environ=environ) as box:
         start("munged", "--foreground", "--force", "--key-file", str(key), *munge)
         _wait_until((folder / "munge" / "socket").exists, "munged made no socket", folder)
         start("slurmctld", "-D", "-i", "-f", str(conf))
@@ -89,8 +86,6 @@ def cluster(folder: Path, environ: Mapping[str, str] = os.environ) -> Iterator[d
             start("slurmd", "-D", "-N", node, "-f", str(conf))
         _wait_until(idle, "Slurm's two nodes did not become idle", folder)
         yield told
-    finally:
-        _end(daemons, str(folder))
 
 
 def _free_ports(count: int) -> list[int]:
@@ -106,20 +101,3 @@ def _wait_until(holds: Callable[[], bool], problem: str, folder: Path) -> None:
             logs = "\n".join(f"{log}: {log.read_text(errors='replace')[-600:]}" for log in folder.glob("*.log"))
             raise DtprobeError(f"{problem} within {_START_S:g} s\n{logs}")
         time.sleep(0.1)
-
-
-def _end(daemons: list[subprocess.Popen[bytes]], folder: str) -> None:
-    """End the daemons, then the step daemons that they detached: these name the folder in their arguments or environment."""
-    for daemon in reversed(daemons):
-        daemon.send_signal(signal.SIGTERM)
-    for daemon in daemons:
-        try:
-            daemon.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            daemon.kill()
-            daemon.wait()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            theirs = folder in " ".join(process.cmdline()) or process.environ().get("SLURM_CONF", "").startswith(folder)
-            if theirs and process.pid != os.getpid():
-                process.kill()

@@ -113,7 +113,7 @@ FAINT = """
         const bad = [];
         for (const node of document.querySelectorAll('body *')) {
             const own = [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim());
-            if (!own || !node.getClientRects().length || node.matches('title, desc')) continue;
+            if (!own || !node.getClientRects().length || node.matches('title, desc') || (!arguments[0] && node.closest('svg'))) continue;
             const style = getComputedStyle(node);
             const ink = parse(node.closest('svg') ? style.fill : style.color), paper = behind(node);
             const [a, b] = [light(ink), light(paper)].sort((x, y) => y - x);
@@ -133,16 +133,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from selenium.webdriver.chrome.service import Service
 
     class Browser(webdriver.Chrome):
-        def show(self, address: str, *, width: int = 1200, scheme: str = "light") -> None:
+        def show(self, address: str, *, width: int = 1200, scheme: str = "light", media: str = "screen") -> None:
             screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
             self.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-            self.execute_cdp_cmd(
-                "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-            )
+            features = [{"name": "prefers-color-scheme", "value": scheme}]
+            self.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
             self.get(address)
 
-        def faint_texts(self) -> list[list[Any]]:
-            return self.execute_script(FAINT)
+        def faint_texts(self, *, in_pictures: bool = True) -> list[list[Any]]:
+            return self.execute_script(FAINT, in_pictures)
 
     options = Options()
     options.binary_location = next(

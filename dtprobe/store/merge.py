@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprobe.errors import DtprobeError, UsageError
+from dtprobe.scratch import scratch
 from dtprobe.store import ELSEWHERE, Reading, Store, history
 from dtprobe.store.archive import History, rows_of
 from dtprobe.store.files import free_bytes, human_bytes, require_folder, writing
@@ -84,7 +85,7 @@ class _Found:
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder", NAME_ONE)
         if path.is_file():
-            packed, path = path, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dtprobe-merge-")))
+            packed, path = path, stack.enter_context(scratch(Path(tempfile.gettempdir()), "dtprobe-merge-"))
             _unpack(packed, path)
         for folder in _below(path, DEPTH):
             try:

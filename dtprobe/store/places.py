@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dtprobe.errors import DtprobeError, UsageError
+from dtprobe.scratch import scratch
 from dtprobe.store.files import TEMPORARY_SUFFIX, write_parquet, writing
 
 if TYPE_CHECKING:
@@ -178,8 +179,8 @@ class Remote:
 
     @contextmanager
     def copies(self, names: Sequence[str]) -> Iterator[list[Path]]:
-        with tempfile.TemporaryDirectory(prefix="dtprobe-history-") as scratch:
-            paths = [Path(scratch) / f"{number}{SUFFIX}" for number in range(len(names))]
+        with scratch(Path(tempfile.gettempdir()), "dtprobe-history-") as folder:
+            paths = [folder / f"{number}{SUFFIX}" for number in range(len(names))]
             with self._reaching("be read", vanishing=True):
                 if names:
                     self._system.get([self._path(name) for name in names], [str(path) for path in paths])

@@ -11,7 +11,7 @@ import pytest
 
 from dtprobe import report
 
-pytestmark = [pytest.mark.needs("chromium"), pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.needs("chromium")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 
 from dtprobe.store import Store
 
-pytestmark = [pytest.mark.needs("chromium"), pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.needs("chromium")
 TOKEN = "not-to-be-guessed-by-anyone"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dtprobe import site
 
-pytestmark = [pytest.mark.needs("chromium"), pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.needs("chromium")
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from dtprobe.diagnose.analysts.collectives.recording import Dump
 from dtprobe.diagnose.case import Artifact
 from dtprobe.diagnose.cut import parts
 from dtprobe.diagnose.cut.shares import Share, Unit, cut, mark, packed
-from dtprobe.diagnose.intake.scratch import HIDDEN, scratch
 from dtprobe.diagnose.lines import Read, Reading
 from dtprobe.diagnose.pieces import Pieces
 from dtprobe.diagnose.who import ranges
@@ -29,6 +28,7 @@ from dtprobe.engines import Done, Engine, Task
 from dtprobe.errors import DtprobeError, UsageError
 from dtprobe.readers.artifact import Problem, one_line
 from dtprobe.readers.flight_columns import Tables
+from dtprobe.scratch import HIDDEN, scratch
 
 VERB = "postmortem-share"
 """The command of a task, which `--help` does not list."""

@@ -16,10 +16,10 @@ from dtprobe.diagnose.intake import folders, kinds
 from dtprobe.diagnose.intake.archives import Limits, Unpacker
 from dtprobe.diagnose.intake.folders import shown
 from dtprobe.diagnose.intake.names import named
-from dtprobe.diagnose.intake.scratch import scratch
 from dtprobe.diagnose.lines.stamps import first_date_ns
 from dtprobe.errors import UsageError
 from dtprobe.readers.artifact import Problem, Problems
+from dtprobe.scratch import scratch
 
 LIMITS = Limits()
 _SCRATCH = "dtprobe-postmortem-"

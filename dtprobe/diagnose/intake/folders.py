@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dtprobe.diagnose.intake.scratch import HIDDEN
 from dtprobe.readers.artifact import Problem, Problems
+from dtprobe.scratch import HIDDEN
 
 MOST_FILES = 20_000
 """So many files are opened; where there are more, the largest."""

@@ -19,8 +19,8 @@ from flight_jobs import Look, edited, fsdp, hsdp, run, without, write
 
 from dtprobe.diagnose import diagnose
 from dtprobe.diagnose.cut import VERB
-from dtprobe.diagnose.intake.scratch import HIDDEN
 from dtprobe.engines import named
+from dtprobe.scratch import HIDDEN
 
 from .conftest import in_shares, local, told
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from dtprobe.confine import Confinement
-from dtprobe.errors import DtprobeError
+from dtprobe.errors import DtprobeError, UsageError
 
 _CONF = """
 ClusterName=dtprobe
@@ -45,16 +45,24 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe
 
 _MUNGE = {"socket": "socket", "pid": "pid-file", "log": "log-file", "seed": "seed-file"}
 _START_S = 60.0
+LONGEST_SOCKET = 107
+"""sockaddr_un holds so many bytes of path (unix(7))."""
 
 
 @contextlib.contextmanager
 def cluster(folder: Path, environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, str]]:
     """The variables with which Slurm's commands talk to a cluster whose two nodes, of four slots each, are idle.
 
-    Everything of it lies in `folder`, ports are free ones of loopback. Needs slurm-wlm, munge and root (doctor's `slurm`). Raises DtprobeError with the
+    Everything of it lies in `folder`, ports are free ones of loopback. Needs slurm-wlm, munge and root (doctor's `slurm`). Raises
+    UsageError for a folder whose name is too long for sockets in it, DtprobeError with the
     daemons' last words where it does not come up within a minute. At the end, and when this process is killed, daemons and what they detached are ended:
     they are confined, since step daemons leave their parents, arguments and environment behind.
     """
+    if len(longest := f"{folder}/spool/node1/node1_{2**32 - 1}.{2**32 - 1}") > LONGEST_SOCKET:
+        raise UsageError(
+            f"{folder}: sockets of Slurm's steps would have {len(longest)} characters, {LONGEST_SOCKET} can be",
+            "name a shorter folder",
+        )
     for name in ("munge", "spool/node1", "spool/node2", "state"):
         (folder / name).mkdir(parents=True, mode=0o755)
     key = folder / "munge" / "key"

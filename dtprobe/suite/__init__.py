@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from dtprobe import machine
 from dtprobe.catalog import Broken
 from dtprobe.clock import Clock, SystemClock
-from dtprobe.errors import DtprobeError, UsageError
+from dtprobe.errors import UsageError
 from dtprobe.scenario import Scenario
 from dtprobe.store import Store
 from dtprobe.store.files import write_json
 from dtprobe.suite import budget, junit, past
-from dtprobe.suite.plugin import item_name
+from dtprobe.suite.passes import Follower, Passes, told
 from dtprobe.suite.progress import Asked, Progress, Step, alive, held, read, resumable
 from dtprobe.suite.rows import SCHEMA, Ran, SuiteResult, load, merged
 
@@ -32,7 +29,6 @@ __all__ = ["FOLDER", "SCHEMA", "Follower", "Night", "Ran", "SuiteResult", "load"
 
 FOLDER = "suites"
 """Below `--out`: `<utc>-<pid>/` with progress.json, summary.json, summary.html, summary.md and junit.xml."""
-PLUGIN = "dtprobe.suite.plugin"
 
 SUSPECTS = 8
 """So many scenarios at most are run again because a metric looks worse: where more do, the machine is another, and a night is not to double."""
@@ -41,18 +37,6 @@ ROUNDS = (1, 1, 2, 16)
 
 RETRIES = 3
 """So often is a scenario run again that was not as expected at once: with 0 of 4 the 95 % interval ends below one half."""
-
-
-class Follower(Protocol):
-    """Is told how far a suite is."""
-
-    def begin(self, total: int) -> None: ...
-
-    def started(self, scenario: str) -> None: ...
-
-    def ended(self, row: Ran) -> None: ...
-
-    def end(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +109,11 @@ def _run(
     clock: Clock,
 ) -> SuiteResult:
     began = clock.monotonic()
-    progress = Progress(folder, asked, began_ns, [_told(row) for row in done])
+    progress = Progress(folder, asked, began_ns, [told(row) for row in done])
     follower.begin(len(asked.steps))
     for row in done:
         follower.ended(row)
-    passes = _Passes(by_id, asked, folder=folder, out=out, progress=progress, follower=follower, engine=engine)
+    passes = Passes(by_id, asked, folder=folder, out=out, progress=progress, follower=follower, engine=engine)
     known = budget.known(out / FOLDER)
     until_ns = None if night.budget_s is None else clock.now_ns() + int(night.budget_s * 1e9)
     try:
@@ -184,6 +168,10 @@ def _run(
 
 
 def _check(scenarios: Sequence[Scenario], night: Night) -> None:
+    if not scenarios and night.broken:
+        raise UsageError(
+            f"nothing else was chosen, and {night.broken[0].folder.name} is broken: {night.broken[0].error}", "mend it"
+        )
     if not scenarios:
         raise UsageError("no scenario to run", "`dtprobe list` shows what there is")
     if night.jobs < 1:
@@ -251,161 +239,3 @@ def _row(scenario: Scenario, rows: Mapping[Step, Ran], earlier: Mapping[str, Any
     if not own:
         return Ran(scenario=scenario.id, status="not-run", title=scenario.title, because="the night was interrupted")
     return merged(own, earlier.get(scenario.id, past.NOTHING))
-
-
-def _told(row: Ran) -> dict[str, Any]:
-    return {**vars(row), "metrics": dict(row.metrics)}
-
-
-class _Passes:
-    """Runs steps, on pytest or on an engine, and keeps what became of each."""
-
-    def __init__(
-        self,
-        scenarios: Mapping[str, Scenario],
-        asked: Asked,
-        *,
-        folder: Path,
-        out: Path,
-        progress: Progress,
-        follower: Follower,
-        engine: Engine | None,
-    ) -> None:
-        self._scenarios = scenarios
-        self._asked = asked
-        self._folder = folder
-        self._out = out
-        self._progress = progress
-        self._follower = follower
-        self._engine = engine
-        self.rows: dict[Step, Ran] = {step: Ran(**told) for step, told in progress.done.items()}
-        self.interrupted = False
-
-    def run(self, steps: Sequence[Step], until_ns: int | None, known: budget.Known) -> None:
-        """Run these; afterwards `rows` has a row of each unless it was interrupted."""
-        if not steps:
-            return
-        if self._engine is not None:
-            return self._spread(steps)
-        plan = {
-            "steps": {name: [number for one, number in steps if one == name] for name, _ in steps},
-            "belongs": {"night": self._folder.name},
-            "until_ns": until_ns,
-            "expects_s": {name: known.expects_s(name) for name, _ in steps} if until_ns else {},
-        }
-        path = self._folder / "plan.json"
-        write_json(path, plan)
-        follow = _Follow(self._scenarios, dict((item_name(*step), step) for step in steps), self._started, self._ended)
-        code = pytest.main(self._arguments(path, [self._scenarios[name] for name, _ in steps]), plugins=[follow])
-        path.unlink(missing_ok=True)
-        if follow.refused is not None:
-            raise follow.refused
-        if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
-            raise DtprobeError(
-                f"the suite could not be run: {follow.trouble or pytest.ExitCode(code).name}", "report it with the command"
-            )
-        self.interrupted = code == pytest.ExitCode.INTERRUPTED
-
-    def _spread(self, steps: Sequence[Step]) -> None:
-        from dtprobe.suite import spread
-
-        assert self._engine is not None
-        for step in steps:
-            self._started(step)
-        self.interrupted = spread.run(
-            [(self._scenarios[name], number) for name, number in steps],
-            self._engine,
-            out=self._out,
-            folder=self._folder,
-            asked=self._asked,
-            ended=self._ended,
-        )
-
-    def _started(self, step: Step) -> None:
-        self._progress.started(step)
-        self._follower.started(item_name(*step))
-
-    def _ended(self, row: Ran) -> None:
-        self.rows[row.step] = row
-        self._progress.ended(row.step, _told(row))
-        self._follower.ended(row)
-
-    def _arguments(self, plan: Path, scenarios: Sequence[Scenario]) -> list[str]:
-        """Of a pytest that knows nothing of the project it is started in: no ini file, no conftest, no cache, no terminal, no temporary folder."""
-        asked = self._asked
-        files = dict.fromkeys(str(one.folder / "scenario.py") for one in scenarios)
-        plugins = [
-            word
-            for name in (PLUGIN, "no:terminal", "no:cacheprovider", "no:faulthandler", "no:tmpdir")
-            for word in ("-p", name)
-        ]
-        return [
-            *("-c", os.devnull, "--rootdir", str(self._folder), "--noconftest", "--import-mode=importlib"),
-            *plugins,
-            *("-W", "ignore::pluggy.PluggyTeardownRaisedWarning"),  # an interrupt meets xdist's connections closed
-            *("-n", str(asked.jobs), "--dist", "worksteal", "--scenarios", "--scenario-seed", str(asked.seed)),
-            *("--scenario-out", str(self._out.resolve()), "--scenario-plan", str(plan)),
-            *(("--scenario-repeats", str(asked.repeats)) if asked.repeats is not None else ()),
-            *(("--scenario-world-size", str(asked.world_size)) if asked.world_size is not None else ()),
-            *(("--scenario-launcher", asked.launcher) if asked.launcher is not None else ()),
-            *files,
-        ]
-
-
-class _Follow:
-    """A plugin of the controlling pytest: collects what the workers report."""
-
-    def __init__(
-        self,
-        scenarios: Mapping[str, Scenario],
-        steps: Mapping[str, Step],
-        started: Callable[[Step], None],
-        ended: Callable[[Ran], None],
-    ) -> None:
-        self._scenarios = scenarios
-        self._steps = steps
-        self._started = started
-        self._ended = ended
-        self.trouble = ""
-        self.refused: DtprobeError | None = None
-        """Why the night could not be taken down any further: a full disk."""
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        if (step := self._steps.get(nodeid.partition("::")[2])) is not None:
-            self._started(step)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        step = self._steps.get(report.nodeid.partition("::")[2])
-        if step is None or (report.when != "call" and report.outcome == "passed"):
-            return
-        told = dict(report.user_properties).get("dtprobe")
-        self._ended(
-            _ran(self._scenarios[step[0]], step, report.outcome, json.loads(str(told)) if told else None, _said(report))
-        )
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.trouble = _said(report)
-
-    def pytest_internalerror(self, excrepr: object, excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
-        """True keeps pytest from printing its traceback: what happened is said in one line."""
-        self.trouble = str(excrepr).strip().splitlines()[-1]
-        if isinstance(excinfo.value, DtprobeError):
-            self.refused = excinfo.value
-        return True
-
-
-def _ran(scenario: Scenario, step: Step, outcome: str, told: Mapping[str, Any] | None, said: str) -> Ran:
-    common: dict[str, Any] = {"scenario": scenario.id, "number": step[1], "title": scenario.title, "claim": scenario.claim}
-    if told is None:
-        return Ran(status="failed", because=said, **common)
-    if "left_out" in told:
-        return Ran(status="left-out", because=told["left_out"], **common)
-    status = {"passed": "as-expected", "skipped": "unsupported"}.get(outcome, "not-as-expected")
-    same = ("verdict", "expected", "mitigation", "because", "took_s", "folder", "metrics", "seed", "host")
-    return Ran(status=status, **common, **{name: told[name] for name in same})
-
-
-def _said(report: pytest.TestReport | pytest.CollectReport) -> str:
-    lines = str(report.longrepr or "").strip().splitlines()
-    return lines[-1] if lines else ""

@@ -38,6 +38,7 @@ def matrix_of(out):
     return file, json.loads(file.read_text())
 
 
+@pytest.mark.nightly
 def test_a_planted_change_between_versions_is_found_and_dated(mirror, tmp_path):
     out = tmp_path / "out"
     done = run(nightly(out, "--torch", "2.11.0,2.12.0,2.15.0", "--json"), mirror)

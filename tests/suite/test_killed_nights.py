@@ -90,6 +90,7 @@ def assert_entered_once(out, folder):
     assert sorted(entered["run"]) == shown and shown
 
 
+@pytest.mark.nightly
 def test_a_night_that_was_killed_beside_another_ends_as_the_other_did(tmp_path):
     chosen = ("--only", "quick:plain,quick:crashes,quick:needy", "--retries", "0", "--seed", "7")
     with night(tmp_path, *chosen) as killed, night(tmp_path, *chosen) as unbroken:

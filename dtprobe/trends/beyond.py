@@ -82,6 +82,8 @@ def chance(before: int, since: int, tests: int, nights: int = 1) -> float:
 
 def _outside(frame: pd.DataFrame, tonight: str) -> Iterator[tuple[Series, list[int]]]:
     """Series measured tonight, with the numbers of last nights that lie wholly outside the LEVEL nights before them: no other can be beyond."""
+    if frame.empty:
+        return
     codes = frame.groupby(KEYS, dropna=False, sort=False).ngroup().to_numpy()
     nights = (
         pd.DataFrame({"code": codes, "night": frame["night"].to_numpy(), "value": frame["value"].to_numpy(dtype=float)})

@@ -77,6 +77,7 @@ gpu = scenario.with_variant(
     certifies_not="Two GPUs of one host; nothing about other back ends.",
     needs=("linux", "torch", "cuda:2"),
     tags=("gpu",),
+    measures_cost=False,
     repeats=1,
     control=Arm("worker.py", args=("--backends", "cpu", "--device", "cuda")),
     fault=Arm("worker.py", args=("--backends", "cuda", "--device", "cuda")),

@@ -77,6 +77,7 @@ gpu = scenario.with_variant(
     certifies_not="Two GPUs of one host, tensors of 2 KB: what misalignment costs large ones is another measurement.",
     needs=("linux", "torch", "cuda:2"),
     tags=("gpu",),
+    measures_cost=False,
     repeats=1,
     control=Arm("worker.py", args=("--device", "cuda")),
     fault=Arm("worker.py", args=("--device", "cuda", "--off", "2,4,8,16")),

@@ -86,6 +86,7 @@ gpu = scenario.with_variant(
     layer="nccl",
     needs=("linux", "torch", "cuda:2"),
     tags=("gpu",),
+    measures_cost=False,
     repeats=1,
     control=Arm("worker.py", args=NCCL),
     fault=Arm("worker.py", args=NCCL, faults=BROKEN),

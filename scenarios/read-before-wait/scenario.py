@@ -11,8 +11,17 @@ if TYPE_CHECKING:
     from dtprobe import Evidence
 
 
-def _arm(patterns: str) -> Arm:
-    return Arm("worker.py", args=("--patterns", patterns))
+def _arm(patterns: str, device: str = "cpu") -> Arm:
+    return Arm("worker.py", args=("--patterns", patterns, "--device", device))
+
+
+GPU = {
+    "certifies_not": "Two GPUs of one host, tensors of 4 KB, one stream of the program's own.",
+    "needs": ("linux", "torch", "cuda:2"),
+    "tags": ("gpu",),
+    "measures_cost": False,
+    "repeats": 2,
+}
 
 
 scenario = Scenario(
@@ -53,8 +62,27 @@ sent = scenario.with_variant(
     expect={"torch>=2.9": "reproduced"},
 )
 
+gpu = scenario.with_variant(
+    "gpu",
+    title=f"{scenario.title} (NCCL, two GPUs)",
+    control=_arm("waited", "cuda"),
+    fault=_arm("early,plain", "cuda"),
+    mitigated=_arm("by_function", "cuda"),
+    **GPU,
+)
+
+gpu_overwritten = overwritten.with_variant(
+    "gpu-overwritten",
+    title=f"{overwritten.title} (NCCL, two GPUs)",
+    control=_arm("waited", "cuda"),
+    fault=_arm("overwritten", "cuda"),
+    mitigated=_arm("by_function_overwritten", "cuda"),
+    **GPU,
+)
+
 
 @scenario.judge
+@gpu.judge
 def judge(evidence: Evidence) -> Verdict:
     """Reads of the rank that is ahead: those before wait, and those after a plain all_reduce."""
     rows = symptoms.attempts(evidence)
@@ -78,6 +106,7 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 @overwritten.judge
+@gpu_overwritten.judge
 def judge_overwritten(evidence: Evidence) -> Verdict:
     """Sums on both ranks where one wrote into its tensor meanwhile."""
     rows = symptoms.attempts(evidence)

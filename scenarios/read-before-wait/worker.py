@@ -29,8 +29,8 @@ Free = Callable[[], None]
 """Called by the rank that is ahead when the other may come."""
 
 
-def brought(rank: int) -> torch.Tensor:
-    return torch.full((N,), float(rank + 1))
+def brought(rank: int, device: str) -> torch.Tensor:
+    return torch.full((N,), float(rank + 1), device=device)
 
 
 def waited(x: torch.Tensor, free: Free) -> torch.Tensor:
@@ -101,12 +101,12 @@ def come(key: str) -> None:
         c10d._get_default_store().wait([key], timedelta(seconds=PATIENCE_S))
 
 
-def trial(name: str, number: int, rank: int) -> None:
+def trial(name: str, number: int, rank: int, device: str) -> None:
     key = f"free/{name}/{number}"
     pattern = PATTERNS[name]
     sends = pattern in SENDING
     ahead = rank == (0 if sends else number % 2)
-    x = brought(rank)
+    x = brought(rank, device)
     with attempt(name, trial=number, ahead=ahead) as made:
         if ahead:
             result = pattern(x, lambda: c10d._get_default_store().set(key, ""))
@@ -126,7 +126,7 @@ def exchange(trials: int, rank: int) -> None:
         for number in range(trials):
             dist.barrier()
             key = f"free/{EXCHANGED}/{number}"
-            x = brought(rank)
+            x = brought(rank, "cpu")
             direction = "send" if rank == 0 else "receive"
             with attempt(EXCHANGED, trial=number, ahead=rank == 0) as made:
                 if rank == 1:
@@ -143,15 +143,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--patterns", default="waited", help=f"{', '.join([*PATTERNS, EXCHANGED])}: one after the other")
     parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
-    rank = join(30.0)
+    rank = join(30.0, device=args.device)
     for name in args.patterns.split(","):
         if name == EXCHANGED:
             exchange(args.trials, rank)
             continue
         for number in range(args.trials):
             dist.barrier()
-            trial(name, number, rank)
+            trial(name, number, rank, args.device)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -28,6 +28,54 @@ scenario = Scenario(
     expect={"torch>=2.9": "refuted"},
 )
 
+MUCH = str(16 << 20)
+"""Elements of float32, 64 MiB a rank."""
+
+gpu = scenario.with_variant(
+    "gpu",
+    title="An all-gather of tensors on GPUs over gloo, and its copies (two GPUs)",
+    claim="An all-gather of tensors on GPUs that is staged through the host is a third as fast as NCCL's, and two thirds of its time are "
+    "copies.",
+    certifies_not="Two GPUs of one host over NVLink. What gloo reaches between hosts is another matter.",
+    needs=("linux", "torch", "cuda:2"),
+    tags=("gpu",),
+    measures_cost=False,
+    repeats=1,
+    control=Arm("worker.py", args=("--device", "cuda", "--elements", MUCH)),
+    fault=Arm("worker.py", args=("--device", "cuda", "--elements", MUCH, "--staging")),
+    no_cure_because="NCCL, the control, is the cure",
+)
+
+COPIES = 0.5
+"""From this share of its time on, copies are most of what a staged all-gather does."""
+
+
+@gpu.judge
+def judge_gpu(evidence: Evidence) -> Verdict:
+    """How much slower the staged form is, and the share of its time in which memory is copied from or to a GPU."""
+    rows = symptoms.attempts(evidence, "stage")
+    if (nothing := symptoms.undecided(evidence, {"all-gathers": rows})) is not None:
+        return nothing
+    rows = rows.assign(call_s=tries.number(rows, "call_s"), copy_s=tries.number(rows, "copy_s"))
+    rows["copying"] = rows["copy_s"] / rows["call_s"]
+    own = rows[tries.text(rows, "form").eq("tensor")]
+    median = own.groupby("arm")[["call_s", "copying"]].median()
+    slower = float(median.loc["fault", "call_s"] / median.loc["control", "call_s"])
+    copying = float(median.loc["fault", "copying"])
+    kind = VerdictKind.NOT_REPRODUCED
+    if slower > 1:
+        kind = VerdictKind.REPRODUCED if copying >= COPIES else VerdictKind.REFUTED
+    return Verdict(
+        kind=kind,
+        control_healthy=symptoms.ended_well(evidence, "control") and symptoms.unmarred(rows, "control"),
+        metrics={
+            "call_s": symptoms.measure(own, "call_s"),
+            "copying": symptoms.measure(own, "copying", unit="share", documented="two thirds"),
+        },
+        because=f"Over gloo an all-gather of 64 MiB a rank took {slower:.0f} times as long as over NCCL; {copying:.1%} of its time were copies "
+        f"from or to a GPU, {float(median.loc['control', 'copying']):.1%} over NCCL.",
+    )
+
 
 @scenario.judge
 def judge(evidence: Evidence) -> Verdict:

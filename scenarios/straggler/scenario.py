@@ -39,8 +39,21 @@ scenario = Scenario(
     expect={"torch>=2.9": "reproduced"},
 )
 
+gpu = scenario.with_variant(
+    "gpu",
+    title=f"{scenario.title} (NCCL, two GPUs)",
+    certifies_not="Small kernels, which the host must launch fast enough: a rank whose kernels take long hides a slow host.",
+    needs=("linux", "torch", "cgroup-cpu", "cuda:2"),
+    tags=("gpu",),
+    measures_cost=False,
+    repeats=1,
+    control=Arm("worker.py", args=("--device", "cuda")),
+    fault=Arm("worker.py", args=("--device", "cuda"), faults=(f"resource:cpu,rank={SLOW},cores=0.2",)),
+)
+
 
 @scenario.judge
+@gpu.judge
 def judge(evidence: Evidence) -> Verdict:
     """The time of whole steps by rank, of each rank's own work, and who is slow by that."""
     steps = symptoms.attempts(evidence, "step")

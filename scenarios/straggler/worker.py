@@ -59,6 +59,8 @@ def main() -> None:
                 torch.cuda.synchronize()
             worked, cpu = time.perf_counter(), time.thread_time() - cpu
             dist.all_reduce(gradient)
+            if args.device == "cuda":
+                torch.cuda.synchronize()  # else the wait for the others is found in the next step's work
             made.note(products=products, work_s=worked - start, cpu_s=cpu, wait_s=time.perf_counter() - worked)
         if made.error:
             raise SystemExit(f"step {step}: {made.error}: {made.text}")

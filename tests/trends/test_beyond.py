@@ -123,3 +123,15 @@ def test_a_move_tells_its_windows_and_its_p() -> None:
     every = [row for night in range(20) for row in rows(night, [4.0])] + rows(20, [5.0] * 9)
     (move,) = moves(pd.DataFrame(every), "night-020")
     assert (move.above, move.nights, len(move.before), len(move.now)) == (True, 1, 20, 9) and move.p < ALPHA
+
+
+@pytest.mark.parametrize("verdicts", [["unsupported"], ["unsupported", "partly"], ["inconclusive"]])
+def test_nights_in_which_nothing_was_measured_raise_nothing(verdicts: list[str]) -> None:
+    nothing = {"metric": None, "arm": None, "value": None, "unit": None}
+    every = [
+        {**row, **(nothing if verdict == "unsupported" else {})}
+        for number in range(6)
+        for at, verdict in enumerate(verdicts)
+        for row in rows(number, [3.0], scenario=f"one-{at}", verdict=verdict)
+    ]
+    assert not regressions(InMemory(every)) and not suspects(InMemory(every), "night-005")

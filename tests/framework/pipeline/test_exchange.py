@@ -346,6 +346,7 @@ dist.barrier()
 """,
         world_size=4,
     )
+    assert [rank.code for rank in ranks] == [0] * 4, "\n".join(rank.output for rank in ranks)
     for rank in ranks:
         said = rank.only
         assert said["grown"][0] == 0 and said["grown"][1] <= 1, rank.output

@@ -73,10 +73,20 @@ def _until(frame: pd.DataFrame, tonight: str) -> pd.DataFrame:
 
 
 def _alike(frame: pd.DataFrame, tonight: str) -> pd.DataFrame:
-    """Without runs under another world size or launcher than the scenario's tonight: those measured something else. Runs that do not say stay."""
+    """Without runs under another world size or launcher than the scenario's tonight: those measured something else. Runs that do not say stay.
+
+    Runs of another Python or torch stay where all of them precede the first of tonight's, for an upgrade may be what is found; where both are
+    run in turn, as by a matrix, each is compared with its own.
+    """
     columns = ["world_size", "launch"]
     keys = pd.MultiIndex.from_frame(frame[["scenario", *columns]])
-    return frame[keys.isin(keys[frame["night"].eq(tonight)]) | frame[columns].isna().any(axis=1)]
+    frame = frame[keys.isin(keys[frame["night"].eq(tonight)]) | frame[columns].isna().any(axis=1)]
+    versions = ["scenario", "python", "torch"]
+    keys = pd.MultiIndex.from_frame(frame[versions])
+    same = keys.isin(keys[frame["night"].eq(tonight)])
+    first = frame["scenario"].map(frame[same].groupby("scenario")["started_ns"].min())
+    last = frame.groupby(versions, dropna=False)["started_ns"].transform("max")
+    return frame[same | ~(last >= first)]
 
 
 def _verdicts(runs: pd.DataFrame, tonight: str) -> list[Regression]:

@@ -61,12 +61,10 @@ def reduce(groups: dict[str, dist.ProcessGroup | None], tensor: torch.Tensor, ho
     if how == "root":
         dist.broadcast(tensor, CULPRIT if differs else 0, group=group)
         dist.all_reduce(tensor, group=group)
-    elif not differs or how == "gil":
-        dist.all_reduce(tensor, group=group)
-    elif how == "type":
+    elif differs and how == "type":
         dist.all_gather_into_tensor(tensor.new_empty(size * tensor.numel()), tensor, group=group)
-    elif how == "shape":
-        dist.all_reduce(tensor[: tensor.numel() // 2], group=group)
+    else:
+        dist.all_reduce(tensor[: tensor.numel() // 2] if differs and how == "shape" else tensor, group=group)
 
 
 def right(how: str, ranks: int) -> float:

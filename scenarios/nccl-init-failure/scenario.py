@@ -55,13 +55,15 @@ def judge(evidence: Evidence) -> Verdict:
     elif raised == runs:
         kind = VerdictKind.REFUTED
     fine, controls = symptoms.counts(ranks, ranks["backend"].isin(("gloo", "nccl")) & ranks["sum"].eq(3.0), "control")
-    cured = tries[tries["arm"] == "mitigated"]
+    cured = tries[tries["arm"] == "mitigated"].merge(evidence.outcomes[["arm", "repeat", "rank", "exit_code"]])
     told = cured["error"].eq("StartFailed") & cured["text"].str.contains(f"rank {FAILS}: .*NCCL error", regex=True)
     told = told.fillna(False).astype(bool)
+    # stuck in the back end, from which no exception leads: it said why on stderr and ended by itself, before torchrun ended it
+    ended = (cured["rank"].ne(FAILS) & ~cured["ended"].astype(bool) & cured["exit_code"].eq(1)).fillna(False).astype(bool)
     mitigation = Mitigation.NONE
     if evidence.ran("mitigated"):
         expected = int(ranks["arm"].eq("mitigated").sum())
-        mitigation = Mitigation.HELD if len(cured) == expected and bool(told.all()) else Mitigation.FAILED
+        mitigation = Mitigation.HELD if len(cured) == expected and bool((told | ended).all()) else Mitigation.FAILED
     return Verdict(
         kind=kind,
         mitigation=mitigation,
@@ -72,7 +74,8 @@ def judge(evidence: Evidence) -> Verdict:
         },
         because=f"Rank {FAILS} raised DistBackendError in {raised} of {runs} runs; {degraded} of {total} ranks went on with any back end, and"
         f" {silent} of {other_tries} other ranks were ended by torchrun in the middle of their own initialisation without a word. Started by"
-        f" the framework {int(told.sum())} of {len(cured)} ranks raised an error that has rank {FAILS} and its reason.",
+        f" the framework {int(told.sum())} of {len(cured)} ranks raised an error that has rank {FAILS} and its reason, and"
+        f" {int(ended.sum())} that were stuck ended themselves.",
     )
 
 

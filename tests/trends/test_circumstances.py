@@ -36,3 +36,25 @@ def test_the_same_under_other_circumstances_is_none(circumstances):
     odd = night(20, runs=8, good=False, value=9.0, **circumstances)
     assert regressions(InMemory([*BEFORE, *odd])) == ()
     assert regressions(InMemory([*BEFORE, *odd, *night(21)])) == (), "and the next usual night is compared with usual ones"
+
+
+VERSIONS = [{"torch": "2.12.0"}, {"python": "3.12.1"}]
+
+
+@pytest.mark.parametrize("other", VERSIONS)
+def test_versions_that_are_run_in_turn_are_compared_each_with_itself(other):
+    usual = lambda number: night(2 * number)
+    beside = lambda number: night(2 * number + 1, good=False, value=9.0, **other)
+    every = [row for number in range(12) for made in (usual, beside) for row in made(number)]
+    assert regressions(InMemory([*every, *usual(12)])) == ()
+    assert regressions(InMemory([*every, *usual(12), *beside(12)])) == ()
+    worse = night(25, runs=8, good=False, value=99.0, **other)
+    (found,) = regressions(InMemory([*every, *usual(12), *worse]))
+    assert found.kind == "metric" and found.last_good_run == "23-0", "its own last run, not that of the other version"
+
+
+@pytest.mark.parametrize("other", VERSIONS)
+def test_an_upgrade_that_makes_it_worse_is_found_and_named(other):
+    found = regressions(InMemory([*BEFORE, *night(20, runs=8, good=False, value=9.0, **other)]))
+    assert {one.kind for one in found} == {"verdict", "metric"}
+    assert all(set(one.changed) == set(other) for one in found)

@@ -92,6 +92,12 @@ def _hang(case: Case, one: Hang) -> Iterator[Finding]:
     match one.kind:
         case "absent":
             yield _absent(case, one)
+        case "frozen":
+            yield _frozen(case, one)
+        case "late":
+            yield _late(case, one)
+        case "halfway":
+            yield _halfway(case, one)
         case "other-operation":
             yield _other_operation(one)
         case "other-size":
@@ -173,6 +179,58 @@ def _absent(case: Case, one: Hang) -> Finding:
         at_ns=one.began_ns,
         evidence=_evidence(case, one),
         not_proven="what the missing rank did instead: it may have skipped the call, be busy, be stopped or be gone",
+    )
+
+
+def _frozen(case: Case, one: Hang) -> Finding:
+    mine, typical = _pair(one)
+    seen = f"after {mine.ran_ms / 1e3:.0f} s" if mine is not None and mine.ran_ms else "late"
+    limit = f"the time-out of {mine.limit_ms / 1e3:.0f} s" if mine is not None and mine.limit_ms else "its time-out"
+    waited = f", {named(one.waiting)} in time" if typical is not None else ""
+    return Finding(
+        mode="rank-stopped",
+        analyst="watchdog",
+        likelihood=0.72,
+        because=f"the watchdog of {named(one.odd)} saw {limit} only {seen}{waited}: the process did not run in between",
+        first=first_of(one.odd),
+        suspects=one.odd if len(one.odd) <= SEVERAL else (),
+        at_ns=one.began_ns,
+        evidence=_evidence(case, one),
+        not_proven="what stopped it: a signal, a debugger, a frozen container, or a call into the driver that held its watchdog up",
+    )
+
+
+def _late(case: Case, one: Hang) -> Finding:
+    mine, typical = _pair(one)
+    began = [item.began_ns for item in (typical, mine) if item is not None and item.began_ns is not None]
+    after = f"{(began[1] - began[0]) / 1e9:.0f} s after {named(one.waiting)}" if len(began) == 2 else "late"  # noqa: PLR2004
+    what = typical.what if typical else "the collective"
+    return Finding(
+        mode="collective-skipped",
+        analyst="watchdog",
+        likelihood=0.66,
+        because=f"{named(one.odd)} came to {what} {after}, which had given up by then",
+        first=first_of(one.odd),
+        suspects=one.odd if len(one.odd) <= SEVERAL else (),
+        at_ns=one.began_ns,
+        evidence=_evidence(case, one),
+        not_proven="what it did meanwhile: other work, other calls, or nothing while it was stopped",
+    )
+
+
+def _halfway(case: Case, one: Hang) -> Finding:
+    mine = _pair(one)[0]
+    what = mine.what if mine else "a broadcast"
+    return Finding(
+        mode="broadcast-root-mismatch",
+        analyst="watchdog",
+        likelihood=0.6,
+        because=f"{named(one.odd)} waited in {what}, which {named(one.waiting)} had left, and all had enqueued as many calls: a root sends and "
+        "goes on, so the ranks may hold different ones for it",
+        suspects=tuple(sorted({*one.odd, *one.waiting})) if len(one.odd) + len(one.waiting) <= SEVERAL else (),
+        at_ns=one.began_ns,
+        evidence=_evidence(case, one),
+        not_proven="the roots, which are recorded nowhere; a link that lost what the root sent looks the same",
     )
 
 

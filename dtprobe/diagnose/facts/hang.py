@@ -13,7 +13,7 @@ from dtprobe.diagnose.facts.membership import members as members_of
 from dtprobe.diagnose.facts.raised import raised
 from dtprobe.diagnose.facts.timeouts import DEFAULT_GROUP, Status, Timeout, Waits, waits
 
-Kind = Literal["absent", "other-operation", "other-size", "other-place", "nobody", "p2p", "some"]
+Kind = Literal["absent", "frozen", "late", "halfway", "other-operation", "other-size", "other-place", "nobody", "p2p", "some"]
 RAGGED = frozenset({"SCATTER", "GATHER", "ALLTOALL", "ALLTOALL_BASE"})
 """Operations in which ranks may bring unlike sizes by right."""
 Key = Callable[[Timeout], Hashable]
@@ -27,7 +27,8 @@ FEW = 0.5
 class Hang:
     """Ranks `waiting` in one collective of `group`, and how the `odd` ones differ.
 
-    `kind`: they are `absent` from it, in another operation, bring another size, wait at another line of the program, or there is
+    `kind`: they are `absent` from it, `frozen` so that even their watchdogs were late, `late` by more than the others waited, in a broadcast that
+    the others have left (`halfway`), in another operation, bring another size, wait at another line of the program, or there is
     `nobody` who differs; `p2p` for sends and receives; `some` where fewer ranks than half were heard of.
     `crossed`: other ranks wait in another group at the same time. `calls` are the point-to-point calls that gave up, where no
     time-out of NCCL names them.
@@ -130,6 +131,14 @@ def _in_group(case: Case, joined: Waits, group: str) -> Hang:
         return result("absent", behind)
     if silent and len(silent) <= FEW * len(members):
         return result("absent", silent)
+    frozen = {one.rank for one in timeouts if one.frozen}
+    if frozen and len(frozen) <= FEW * len(members):
+        return result("frozen", frozen)
+    late = _late(timeouts)
+    if late and len(late) <= FEW * len(members):
+        return result("late", late)
+    if odd := _halfway(timeouts, joined):
+        return result("halfway", odd)
     if odd := _minority(timeouts, joined, lambda one: one.op):
         return result("other-operation", odd)
     if odd := _minority(timeouts, joined, lambda one: None if one.op in RAGGED else one.numel_in):
@@ -141,6 +150,30 @@ def _in_group(case: Case, joined: Waits, group: str) -> Hang:
     if silent:
         return result("some")
     return result("nobody")
+
+
+def _late(timeouts: Sequence[Timeout]) -> set[int]:
+    """Ranks that began to wait in the same collective when those that began first had given up."""
+    began = [(one.began_ns, one.limit_ms, one) for one in timeouts if one.began_ns is not None and one.limit_ms]
+    if not began:
+        return set()
+    first_ns, limit_ms, first = min(began, key=lambda item: item[0])
+    return {
+        one.rank
+        for began_ns, _, one in began
+        if began_ns - first_ns > limit_ms * 1_000_000 and (one.seq, one.op) == (first.seq, first.op)
+    }
+
+
+def _halfway(timeouts: Sequence[Timeout], joined: Waits) -> set[int]:
+    """Ranks that wait in a broadcast which the others have left, where all enqueued as many calls: none left one out."""
+    numbers = {one.seq for one in timeouts if one.seq is not None}
+    if len(numbers) < 2:
+        return set()
+    states = [joined.status(one.rank, one.group) for one in timeouts]
+    if any(state is None or state.enqueued < max(numbers) for state in states):
+        return set()
+    return {one.rank for one in timeouts if one.seq == min(numbers) and one.op == "BROADCAST"}
 
 
 def _left_out(status: Status | None, timeouts: Sequence[Timeout]) -> bool:

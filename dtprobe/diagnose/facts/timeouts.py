@@ -10,6 +10,9 @@ from dtprobe.diagnose.case import Case, Event, Line
 
 DEFAULT_GROUP = "default"
 FRAME = "#"
+FROZEN = 2.0
+FROZEN_MS = 5000
+"""A watchdog that is this much later than its time-out was not run: on healthy and on loaded hosts it is late by 10 to 100 ms."""
 _TORCH = ("torch/distributed/", "site-packages/torch/", "dist-packages/torch/")
 
 
@@ -18,6 +21,7 @@ class Timeout:
     """A rank gave up on a collective. `group` is how the ranks name the process group; `stack` the printed frames, innermost first.
 
     `inner` is the rank within the group, where the line names it beside the global one. `began_ns` is the time of the line less how long the collective ran.
+    `limit_ms` is the time-out, `ran_ms` what had passed when the watchdog saw it.
     """
 
     rank: int
@@ -30,6 +34,15 @@ class Timeout:
     began_ns: int | None = None
     stack: tuple[tuple[str, Line], ...] = ()
     inner: int | None = None
+    limit_ms: int | None = None
+    ran_ms: int | None = None
+
+    @property
+    def frozen(self) -> bool:
+        """The watchdog, which looks every second or more often, saw the time-out far too late: its process did not run meanwhile."""
+        if not self.limit_ms or self.ran_ms is None:
+            return False
+        return self.ran_ms >= FROZEN * self.limit_ms and self.ran_ms - self.limit_ms >= FROZEN_MS
 
     @property
     def what(self) -> str:
@@ -175,6 +188,8 @@ def _timeout(event: Event) -> Timeout | None:
         numel_out=_number(fields.get("numel_out")),
         began_ns=event.t_ns - ran_ms * 1_000_000 if event.t_ns is not None else None,
         inner=_inner(event),
+        limit_ms=int(fields["timeout_ms"]),
+        ran_ms=ran_ms,
     )
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from dtprobe.framework.agreement import Agreement
+from dtprobe.framework.bootstrap.deputy import Deputy
 from dtprobe.framework.bootstrap.identity import Peer, completed, verify
 from dtprobe.framework.bootstrap.placement import Placement, resolve
 from dtprobe.framework.checked import checked
@@ -27,6 +28,7 @@ from dtprobe.framework.stores import SafeFileStore, meet
 from dtprobe.framework.wires import Opened, Wires, watch
 
 _ACK_S = 5.0
+_GRACE_S = 2.0
 
 _starts: Counter[tuple[str, int]] = Counter()
 """How often this process started a job of a run and attempt: each has keys of its own, the last one's may still be there."""
@@ -91,7 +93,8 @@ def start(
     ranks (see `dtprobe.framework.checked`). With `folder`, on a file system that all hosts share, a SafeFileStore is used and no port.
 
     Raises PlacementError, PortTaken, StaleStore, MissingRanks (naming ranks), IdentityError, StoreLost or StartFailed; whatever was
-    begun is undone then.
+    begun is undone then. A rank that is stuck in NCCL's initialisation when another fails, or at the deadline, says so on stderr and
+    ends with code 1 (see `deputy`).
     """
     where = placement if placement is not None else resolve(os.environ)
     try:
@@ -125,8 +128,19 @@ def _start(
         agreement = Agreement(store, rank=where.rank, members=tuple(range(where.world_size)), prefix="dtprobe.start")
         undo.callback(agreement.close)
         undo.callback(_end_world)
-        with watch() as opened:
-            failure = _default_group(where, peers, backend, store, left)
+        # gloo waits up to five times its timeout for a mesh that does not close, so it gets a share of what is left
+        limit_s = left() / 6
+        deputy = Deputy(
+            store,
+            speak=lambda why: _agree_on_success(agreement, why, Opened(), backend, left()),
+            left=left,
+            grace_s=_GRACE_S + (0 if backend == "nccl" else limit_s),  # NCCL knows no timeout here
+        )
+        # gloo comes back by itself, if late
+        with watch() as opened, contextlib.nullcontext() if backend == "gloo" else deputy.on_duty():
+            failure = _default_group(where, peers, backend, store, limit_s)
+        if failure:
+            deputy.failed()
         ports = _agree_on_success(agreement, failure, opened, backend, left())
         world = scoped_world()
         world.connected(Wires.among(opened, ports))
@@ -151,11 +165,10 @@ def _store(where: Placement, folder: Path | None, timeout_s: float, again: int, 
     return store
 
 
-def _default_group(where: Placement, peers: tuple[Peer, ...], backend: str, store: Any, left: Callable[[], float]) -> str:
+def _default_group(where: Placement, peers: tuple[Peer, ...], backend: str, store: Any, limit_s: float) -> str:
     """Make the default group and see that it connects the processes that the store introduced; why not, or nothing."""
     try:
-        # gloo waits up to five times its timeout for a mesh that does not close, so it gets a share of what is left
-        limit = timedelta(seconds=left() / 6)
+        limit = timedelta(seconds=limit_s)
         dist.init_process_group(backend, store=store, rank=where.rank, world_size=where.world_size, timeout=limit)
         mine = torch.tensor([where.rank, os.getpid()], device="cuda" if backend == "nccl" else "cpu")
         found = [torch.empty_like(mine) for _ in peers]

@@ -127,6 +127,52 @@ say(**caught(lambda: start(deadline_s=6)))
         assert rank.only["took_s"] < 7
 
 
+STUCK = """
+import ctypes
+def backend(store, rank, size, timeout):  # as NCCL's: one rank fails, the others never come back
+    if rank == 1:
+        odd()
+    ctypes.CDLL(None).sleep(300)
+dist.Backend.register_backend("stuck", backend, devices=["cpu"])
+"""
+
+
+def test_ranks_stuck_in_a_back_end_that_failed_on_another_say_so_and_end(job):
+    ranks = job(
+        START
+        + STUCK
+        + """
+def odd():
+    raise dist.DistBackendError("NCCL error: unhandled cuda error")
+say(**caught(lambda: start(backend="stuck", deadline_s=60)))
+""",
+        world_size=3,
+    )
+    assert (ranks[1].only["error"], ranks[1].only["ranks"]) == ("StartFailed", [1]), ranks[1].output
+    assert "unhandled cuda error" in ranks[1].only["text"] and ranks[1].only["took_s"] < 20
+    for rank in (ranks[0], ranks[2]):
+        assert rank.code == 1 and not rank.said
+        assert (
+            "StartFailed: the default group (stuck) could not be made: rank 1: NCCL error: unhandled cuda error" in rank.output
+        )
+
+
+@pytest.mark.parametrize(
+    ("odd", "error", "why"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "MissingRanks", "rank 1 of 3 did not come"),
+        ("pass", "StartFailed", "rank 1: it was still being made after"),
+    ],
+    ids=["a-rank-that-died", "nobody-to-blame"],
+)
+def test_ranks_stuck_in_a_back_end_end_at_the_deadline_with_the_reason(job, odd, error, why):
+    ranks = job(
+        START + STUCK + f"def odd():\n    {odd}\n" + 'say(**caught(lambda: start(backend="stuck", deadline_s=8)))', world_size=3
+    )
+    for rank in (ranks[0], ranks[2]):
+        assert rank.code == 1 and f"{error}: " in rank.output and why in rank.output, rank.output
+
+
 def test_a_failed_start_leaves_no_thread_and_no_descriptor_even_while_its_error_is_kept(job):
     ranks = job(
         START

@@ -55,6 +55,9 @@ def blamed(graph: Graph) -> Iterator[Blamed]:
     if blind:
         yield from _gone(graph, blind)
         return
+    if (half := _halfway(graph)) is not None:
+        yield half
+        return
     entered = graph.entered()
     if not entered:
         return
@@ -63,6 +66,8 @@ def blamed(graph: Graph) -> Iterator[Blamed]:
     waited = any(held.awaits for held in graph.held.values())
     if not started and not waited and (short := graph.short()):
         yield _short(graph, *short[0])
+    elif late := _latecomers(graph, entered[0]):
+        yield _late(graph, entered[0], late)
     else:
         yield _symmetric(graph, entered[0])
 
@@ -129,6 +134,66 @@ def _gone(graph: Graph, blind: Sequence[Meet]) -> Iterator[Blamed]:
         f"{spans(lost)} left none",
         effects=effects,
         not_proven="How it ended: its dump is missing. A dump that was only not collected looks the same.",
+    )
+
+
+def _halfway(graph: Graph) -> Blamed | None:
+    """A broadcast that some of its members have left while others wait in it, who called it as well."""
+    recording = graph.recording
+    for meet, held in graph.held.items():
+        if meet.lane is not None or held.awaits or held.unknown or recording.kind(_waiters(graph, meet)[0]).op != "broadcast":
+            continue
+        left = [rank for rank in meet.group.members if rank not in held.calls]
+        if not left:
+            continue
+        done = [Call(rank, lane, place) for rank in left[:2] for lane, place in _place(recording, rank, meet)]
+        return Blamed(
+            mode="broadcast-root-mismatch",
+            first=None,
+            suspects=meet.group.members,
+            likelihood=0.65,
+            because=f"rank {spans(left)} has left {_named(recording, _waiters(graph, meet)[0])} and rank {spans(sorted(held.calls))} has not: a "
+            "root sends and goes on, so the ranks may hold different ones for it",
+            causes=tuple((call, "left ") for call in done),
+            effects=_waiters(graph, meet),
+            not_proven="Roots are not recorded. A link that lost what the root sent looks the same.",
+        )
+    return None
+
+
+def _place(recording: Recording, rank: int, meet: Meet) -> list[tuple[Lane, int]]:
+    lane = Lane(meet.group.name)
+    column = recording.ranks[rank].columns.get(lane) if rank in recording.ranks else None
+    place = column.at(meet.seq) if column is not None else None
+    return [(lane, place)] if place is not None else []
+
+
+def _latecomers(graph: Graph, meet: Meet) -> dict[int, float]:
+    """Ranks that came to this call when the first had waited for longer than the group's time-out, and by how many seconds; a half at most."""
+    recording = graph.recording
+    came = {rank: recording.created(call) for rank, call in graph.held[meet].calls.items()}
+    first = min(came, key=lambda rank: came[rank])
+    limit_ms = recording.ranks[first].limits.get(meet.group.name)
+    if not limit_ms:
+        return {}
+    late = {rank: (at - came[first]) / 1e9 for rank, at in came.items() if at - came[first] > limit_ms * 1e6}
+    return late if len(late) * 2 <= len(came) else {}
+
+
+def _late(graph: Graph, meet: Meet, late: dict[int, float]) -> Blamed:
+    calls = graph.held[meet].calls
+    ranks = sorted(late)
+    waited = [call for rank, call in calls.items() if rank not in late]
+    return Blamed(
+        mode="collective-skipped",
+        first=ranks[0] if len(ranks) == 1 else None,
+        suspects=tuple(ranks),
+        likelihood=0.7,
+        because=f"rank{'s' * (len(ranks) > 1)} {spans(ranks)} came to {_named(graph.recording, waited[0])} {min(late.values()):.0f} s after the "
+        "others, which had given up by then",
+        causes=tuple((calls[rank], "came late to ") for rank in ranks[:3]),
+        effects=tuple(waited[:3]),
+        not_proven=ALIKE,
     )
 
 

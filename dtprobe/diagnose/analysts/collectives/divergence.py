@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from dtprobe.diagnose.analysts.collectives.kinds import Meeting, base
 from dtprobe.diagnose.analysts.collectives.recording import Call, Group, Recording
 from dtprobe.diagnose.analysts.collectives.sequences import FAR, compared, to_come
-from dtprobe.readers.flight_columns import DONE, Column, Lane
+from dtprobe.readers.flight_columns import DONE, Column, Kind, Lane
 
 LOOK = 256
+NEAR = 8.0
+"""Sizes up to this many times apart may be one call's."""
 PAST = 4096
 ROUNDS = 8
 """So many departures of a group are told apart, one after the other."""
@@ -178,6 +180,12 @@ def _departure(
     )
 
 
+def _near(one: Kind, other: Kind) -> bool:
+    """Sizes that one call may have on two ranks; an extra call is another matter, as of a counter beside gradients."""
+    low, high = sorted(sum(kind.ins or ()) for kind in (one, other))
+    return low > 0 and high / low <= NEAR
+
+
 def _story(recording: Recording, meeting: Meeting, model: Column, odd: Column, here: int, there: int) -> tuple[str, int]:
     """The mode, and how many calls are concerned."""
     ours = model.kind.tolist()[here : here + LOOK]
@@ -193,9 +201,13 @@ def _story(recording: Recording, meeting: Meeting, model: Column, odd: Column, h
         past = model.kind[max(0, here - PAST) : here + len(ours)]
         ahead = ours + to_come([meeting.alike(kind) for kind in past], FAR)
     how, count = compared(ahead, theirs, meeting.same, len(ours))
+    kinds = recording.tables.kinds
+    if (plain, how, count) == ("size", "added", 1):
+        # NCCL lets the smaller side go on, so that it looks one call ahead: the same line with less, or a line more?
+        same_line = site == other_site if site and other_site else _near(kinds[ours[0]], kinds[theirs[0]])
+        return (PLAIN["size"] if same_line else TOLD[how]), 1
     if how in TOLD:
         return TOLD[how], count
-    kinds = recording.tables.kinds
     if base(kinds[theirs[0]].op) in BARRIERS and site != other_site and _begins_again(meeting, model, here):
         return "uneven-dataloader-desync", 1
     return PLAIN[plain or "op"], 1

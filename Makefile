@@ -12,7 +12,7 @@ STAMP := $(VENV)/.ready
 NAME ?=
 ARGS ?=
 
-.PHONY: help setup scenario scenarios list doctor test lint nightly-tests bench wheel clean
+.PHONY: help setup scenario scenarios gpu-scenarios list doctor test lint nightly-tests bench wheel clean
 
 help:  ## This list
 	@echo 'usage: make TARGET [NAME=scenario[:variant]] [ARGS="options for dtprobe or pytest"] [PYTHON=python3.12] [TORCH=system|REQUIREMENT]'
@@ -42,6 +42,9 @@ scenario: $(STAMP)  ## Run a scenario: make scenario NAME=gloo-thread-leak
 
 scenarios: $(STAMP)  ## Run all scenarios that this machine can, with a summary page
 	@$(BIN)/dtprobe nightly $(ARGS)
+
+gpu-scenarios: $(STAMP)  ## Run those for two GPUs, against their baseline
+	@$(BIN)/dtprobe nightly --tag gpu --against reports/baselines/h200-x2.json $(ARGS)
 
 list: $(STAMP)  ## What scenarios there are, and which run here
 	@$(BIN)/dtprobe list

@@ -122,6 +122,14 @@ def nightly(
         Path | None,
         typer.Option("--claims", help="Write the table of claims into this Markdown file.", rich_help_panel=TELLING),
     ] = None,
+    pin: Annotated[
+        Path | None,
+        typer.Option("--pin", help="Write what was measured into this file, as a baseline.", rich_help_panel=TELLING),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", help="Say what differs from this baseline, beyond its noise.", rich_help_panel=TELLING),
+    ] = None,
     metrics: Annotated[
         Path | None,
         typer.Option("--metrics", help="Write Prometheus metrics of the night into this .prom file.", rich_help_panel=TELLING),
@@ -157,13 +165,16 @@ def nightly(
     from dtprobe.report import suite as pages
     from dtprobe.signals.night import Signals
     from dtprobe.signals.webhook import SECRET
-    from dtprobe.suite import selection
+    from dtprobe.suite import baseline, selection
 
     budget_s = None if budget is None else budget * 60
     signals = Signals(file=metrics, port=metrics_port, webhook=webhook, secret=os.environ.get(SECRET, ""), budget_s=budget_s)
     signals.check()
     if claims is not None:
-        pages.check_claims(claims)
+        pages.check_file("--claims", claims)
+    if pin is not None:
+        pages.check_file("--pin", pin)
+    pinned = None if against is None else baseline.load(against)
     found = catalog.load(path or ())
     wanted = selection.Wanted(
         only=only.split(",") if only else (), tags=tag or (), capabilities=capability or (), changed=changed
@@ -176,6 +187,8 @@ def nightly(
     if matrix.meant(axes, out=out, resume=resume, file=matrix_file):
         single = {
             "--claims": claims,
+            "--pin": pin,
+            "--against": against,
             "--metrics": metrics,
             "--metrics-port": metrics_port,
             "--webhook": webhook,
@@ -209,6 +222,7 @@ def nightly(
                 launcher=axes.launcher[0] if axes.launcher else None,
                 because=chosen.because,
                 broken=chosen.broken if resume is None else (),
+                against=pinned,
             ),
             follower=follower,
             engine=None if on == "local" else engines.named(on, os.environ),
@@ -219,6 +233,8 @@ def nightly(
         progress.print(line, highlight=False, markup=False)
     if claims is not None:
         pages.write_claims(claims, data)
+    if pin is not None:
+        baseline.write(pin, data)
     if as_json:
         print(json.dumps(data, indent=2))
     else:

@@ -65,6 +65,8 @@ class Summary:
     rows: tuple[Row, ...]
     night: str
     regressions: tuple[Mapping[str, Any], ...]
+    baseline: Mapping[str, Any] | None
+    """Of a night that was compared with one: the pinned `night`, how the machine is `elsewhere`, and what `differs`."""
 
     @property
     def odd(self) -> list[Row]:
@@ -110,6 +112,7 @@ def build(data: Mapping[str, Any]) -> Summary:
         rows=tuple(sorted(rows, key=lambda row: STATUSES.index(row.status))),
         night=data.get("night", ""),
         regressions=tuple(data.get("regressions", ())),
+        baseline=data.get("baseline"),
     )
 
 
@@ -126,10 +129,10 @@ def write(folder: Path, data: Mapping[str, Any]) -> Path:
     return page
 
 
-def check_claims(path: Path) -> None:
-    """Raise UsageError where the table of claims could not be written: that is better known before than after the suite."""
+def check_file(option: str, path: Path) -> None:
+    """Raise UsageError where this file could not be written: that is better known before than after the suite."""
     if not os.access(path if path.exists() else path.parent, os.W_OK) or path.is_dir():
-        raise UsageError(f"--claims {path}: no such file can be written", "name a file in a folder that exists")
+        raise UsageError(f"{option} {path}: no such file can be written", "name a file in a folder that exists")
 
 
 def write_claims(path: Path, data: Mapping[str, Any]) -> None:
@@ -207,4 +210,11 @@ def render(result: SuiteResult, console: Console) -> None:
         )
     if odd:
         console.print(table)
+    if summary.baseline is not None:
+        differs = summary.baseline["differs"]
+        console.print(Text(f"against the baseline of {summary.baseline['night']}: {len(differs) or 'nothing'} differs"))
+        if summary.baseline["elsewhere"]:
+            console.print(Text(f"another machine than the baseline's: {summary.baseline['elsewhere']}", "yellow"))
+        for one in differs:
+            console.print(Text(f"- {one['because']}"), soft_wrap=True)
     console.print(Text(f"summary: {result.folder / 'summary.html'}"), soft_wrap=True)

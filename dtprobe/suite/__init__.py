@@ -17,7 +17,7 @@ from dtprobe.errors import UsageError
 from dtprobe.scenario import Scenario
 from dtprobe.store import Store
 from dtprobe.store.files import write_json
-from dtprobe.suite import budget, junit, past
+from dtprobe.suite import baseline, budget, junit, past
 from dtprobe.suite.passes import Follower, Passes, told
 from dtprobe.suite.progress import Asked, Progress, Step, alive, held, read, resumable
 from dtprobe.suite.rows import SCHEMA, Ran, SuiteResult, load, merged
@@ -46,6 +46,7 @@ class Night:
     `runs` of each scenario; with one, a scenario that is not as expected is run `retries` times more. `budget_s` is the most that it may take:
     what does not fit is left out. `resume` (`latest`, an id or a folder) goes on with a night that was ended, and then only `jobs` counts of
     the rest. `world_size` and `launcher` stand in for the scenarios' own. `because` says why scenarios were chosen, `broken` are folders whose scenario.py cannot be loaded: rows that failed.
+    `against` is a baseline (see `baseline`) to compare with.
     """
 
     jobs: int
@@ -59,6 +60,7 @@ class Night:
     launcher: str | None = None
     because: Mapping[str, str] | None = None
     broken: Sequence[Broken] = ()
+    against: Mapping[str, Any] | None = None
 
 
 def run(
@@ -161,6 +163,9 @@ def _run(
             "versions": machine.versions(),
         },
     )
+    if night.against is not None:
+        told_apart = baseline.compared(night.against, result.as_json())
+        result = replace(result, facts={**result.facts, "baseline": told_apart})
     data = result.as_json()
     write_json(folder / "summary.json", data)
     junit.write(folder, data)

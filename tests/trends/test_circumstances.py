@@ -43,8 +43,12 @@ VERSIONS = [{"torch": "2.12.0"}, {"python": "3.12.1"}]
 
 @pytest.mark.parametrize("other", VERSIONS)
 def test_versions_that_are_run_in_turn_are_compared_each_with_itself(other):
-    usual = lambda number: night(2 * number)
-    beside = lambda number: night(2 * number + 1, good=False, value=9.0, **other)
+    def usual(number):
+        return night(2 * number)
+
+    def beside(number):
+        return night(2 * number + 1, good=False, value=9.0, **other)
+
     every = [row for number in range(12) for made in (usual, beside) for row in made(number)]
     assert regressions(InMemory([*every, *usual(12)])) == ()
     assert regressions(InMemory([*every, *usual(12), *beside(12)])) == ()

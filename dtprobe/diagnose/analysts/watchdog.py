@@ -203,7 +203,7 @@ def _frozen(case: Case, one: Hang) -> Finding:
 def _late(case: Case, one: Hang) -> Finding:
     mine, typical = _pair(one)
     began = [item.began_ns for item in (typical, mine) if item is not None and item.began_ns is not None]
-    after = f"{(began[1] - began[0]) / 1e9:.0f} s after {named(one.waiting)}" if len(began) == 2 else "late"  # noqa: PLR2004
+    after = f"{(began[1] - began[0]) / 1e9:.0f} s after {named(one.waiting)}" if len(began) == 2 else "late"
     what = typical.what if typical else "the collective"
     return Finding(
         mode="collective-skipped",

@@ -1,8 +1,8 @@
 """The TCP connections of one gloo group, and how to cut them.
 
 gloo has no abort: a collective whose peer never comes blocks its caller, and the end of the group, until its timeout, and a
-signal is served only then. It does react at once to a closed connection. So a group notes which connections it opened, and
-`cut` shuts exactly those down, from any thread.
+signal is served only then. It does react at once to the end of a connection. So a group notes which connections it opened, and
+`cut` ends exactly those, from any thread.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ class Wires:
         )
 
     def cut(self) -> int:
-        """Shut the connections that are still the same down; how many. Whoever waits on them fails at once, here and there."""
+        """Let the connections that are still the same end; how many. Whoever waits on them fails at once, here and there."""
         count = 0
         for descriptor, inode in self.sockets.items():
             with contextlib.suppress(OSError):  # gone, or not connected any more: what we want
                 if _link(descriptor) != inode:
                     continue
                 with socket.socket(fileno=os.dup(descriptor)) as wire:
-                    wire.shutdown(socket.SHUT_RDWR)
+                    # Reading alone: gloo then meets the end of file and closes. Where a write fails first, gloo forgets its message,
+                    # and who waits for that waits for the whole timeout.
+                    wire.shutdown(socket.SHUT_RD)
                     count += 1
         return count
 

@@ -396,3 +396,28 @@ def test_tags_of_different_messages_differ_and_fit(stages):
     ]
     tags = {message.tag(stages) for message in messages}
     assert len(tags) == len(messages) and min(tags) > 0 and max(tags) < 2**31
+
+
+def test_a_message_that_the_back_end_forgets_holds_nobody_up_once_the_exchange_has_failed(job):
+    ranks = job(
+        EXCHANGE
+        + """
+from dtprobe.framework.forwarding import ForwardedWork
+
+def forgets(self, timeout=None):  # as gloo does with a message that it writes while the connection ends
+    time.sleep(30)
+
+def meet():
+    with opened(timeout_s=60) as exchange:
+        dist.barrier()
+        if RANK == 1:
+            raise ValueError("bad batch")
+        ForwardedWork.wait = forgets
+        exchange.wait(exchange.post([send(1, 0, torch.ones(4))]))
+
+say(**failed(meet))
+os._exit(0)  # a thread still waits for that message
+""",
+    )
+    said = ranks[0].only
+    assert (said["error"], said["stage"]) == ("StageLost", 1) and said["took_s"] < 20, ranks[0].output

@@ -226,7 +226,11 @@ def check_hang(jobs: Jobs, result: watch.WatchResult, suspects: object) -> None:
     assert len(jobs.told.hangs) == 1 and result.json["ended_by_watch"]
 
 
-@pytest.mark.parametrize("kind", HANGS)
+QUICK = ("skipped", "stopped", "gil held")
+"""Those that the default suite runs; the nightly one runs all."""
+
+
+@pytest.mark.parametrize("kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.nightly) for kind in HANGS])
 def test_a_hang_is_found_and_the_rank_that_causes_it_named(jobs, kind):
     result = jobs.watch(jobs.command(HANGS[kind]), suspect_s=3)
     check_hang(jobs, result, [1])

@@ -15,9 +15,7 @@ SCENARIOS = {scenario.id: scenario for scenario in catalog.load().scenarios}
 QUICK = (
     "gloo-thread-leak",
     "filestore-race:torn",
-    "filestore-race:shell",
     "collective-skipped",
-    "collective-skipped:shifted",
 )
 """Those that the default suite runs; the nightly one runs all."""
 EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in SCENARIOS]

@@ -123,7 +123,13 @@ def answer(mode: str) -> Diagnosis:
     [
         ("init-order", {}, Outcome.RIGHT),
         ("rendezvous-timeout", {"looks_like": ("rendezvous-timeout",)}, Outcome.ALIKE),
-        ("rendezvous-timeout", {}, Outcome.WRONG),
+        (
+            "rendezvous-timeout",
+            {
+                "clock-skew",
+            },
+            Outcome.WRONG,
+        ),
         ("undetermined", {"silent": True}, Outcome.SILENT),
         ("healthy", {"silent": True, "verdict": "reproduced"}, Outcome.WRONG),
         ("undetermined", {}, Outcome.UNDETERMINED),

@@ -212,7 +212,7 @@ def render(result: SuiteResult, console: Console) -> None:
         console.print(table)
     if summary.baseline is not None:
         differs = summary.baseline["differs"]
-        console.print(Text(f"against the baseline of {summary.baseline['night']}: {len(differs) or 'nothing'} differs"))
+        console.print(Text(f"against the baseline of {summary.baseline['night']}: {summary.baseline['headline']}"))
         if summary.baseline["elsewhere"]:
             console.print(Text(f"another machine than the baseline's: {summary.baseline['elsewhere']}", "yellow"))
         for one in differs:

@@ -129,11 +129,13 @@ def _shown(figure: Mapping[str, Any], unit: str) -> str:
 
 
 def compared(baseline: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """For summary.json: which night is pinned, how its machine is another one, what differs."""
+    """For summary.json: which night is pinned, how many verdicts and figures differ, how its machine is another one, what differs."""
+    found = differences(baseline, summary)
     return {
         "night": baseline.get("night", ""),
+        "headline": f"{len(found)} differ" if len(found) > 1 else "1 differs" if found else "nothing differs",
         "elsewhere": elsewhere(baseline, summary),
-        "differs": [one.as_json() for one in differences(baseline, summary)],
+        "differs": [one.as_json() for one in found],
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dtprobe.scenario import ARMS
@@ -49,6 +49,8 @@ LATER = ("night", "kernel", "cores", "world_size", "launch", "took_s")
 
 COST = "cost "
 """How the names of those metrics begin."""
+OWN = f"{COST}own "
+"""Likewise of what each recorder took by its own account: share of a core that it used, and of the time that it held ranks."""
 
 
 def rows_of(run: Mapping[str, Any], verdict: Mapping[str, Any], took_s: float | None = None) -> list[dict[str, Any]]:
@@ -90,7 +92,23 @@ def rows_of(run: Mapping[str, Any], verdict: Mapping[str, Any], took_s: float | 
     for names, cost in (verdict.get("overhead") or {}).items():
         measured = {"value": cost.get("ratio"), "low": cost.get("low"), "high": cost.get("high"), "n": cost.get("n")}
         rows.append({**common, "metric": f"{COST}{names}", "arm": "control", "unit": "ratio", **measured})
+    for name, share in _own(run.get("arm_runs") or ()).items():
+        measured = {"value": share, "low": None, "high": None, "n": None}
+        rows.append({**common, "metric": f"{OWN}{name}", "arm": "control", "unit": "share", **measured})
     return rows or [common]
+
+
+def _own(arm_runs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Of each recorder, its processor time and the time for which it stopped ranks, over the time of the control runs that it recorded."""
+    busy, lasted = dict[str, float](), dict[str, float]()
+    for one in arm_runs:
+        seconds = ((one.get("ended_ns") or 0) - (one.get("started_ns") or 0)) / 1e9
+        if one.get("arm") != "control" or one.get("traced") or seconds <= 0:
+            continue
+        for name, told in (one.get("recorders") or {}).items():
+            busy[name] = busy.get(name, 0.0) + (told.get("cpu_s") or 0.0) + (told.get("stopped_s") or 0.0)
+            lasted[name] = lasted.get(name, 0.0) + seconds
+    return {name: busy[name] / lasted[name] for name in busy}
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

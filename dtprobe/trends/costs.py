@@ -1,6 +1,9 @@
 """What recorders cost: one number for all scenarios, since that of one pair of runs scatters by tens of percent.
 
-What it sees (tests/trends/test_costs.py; 75 series with 12 nights before, drawn from the deviations of real runs, 200 histories each): 5 % more
+A recorder also says itself how much of a core it used and for how long it stopped ranks, which scatters by percents of that only: one that takes
+a hundredth of a core more is found the next night.
+
+What the pairs of runs show (tests/trends/test_costs.py; 75 series with 12 nights before, drawn from the deviations of real runs, 200 histories each): 5 % more
 is found in the first night, by the third, by the seventh in 7, 49 and 85 % of histories where nights scatter by 17 % (interquartile range over
 1.35; the machine of the real runs, now quiet and now loaded), in 56 %, all and all where by 9 %, in all where by 4 %; 10 % more in 53, 100 and
 100 % of the noisiest.
@@ -15,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from dtprobe import stats
-from dtprobe.store.rows import COST
+from dtprobe.store.rows import COST, OWN
 from dtprobe.trends.series import Series
 
 ALPHA = 0.002
@@ -28,6 +31,8 @@ WINDOW = 60
 WINDOWS = (1, 3, 7)
 """Last nights that are looked at together: the more, the less of a change they show."""
 ALL = f"{COST}all recorders"
+LEAST_OWN = 0.01
+"""Of a core, or of the ranks' time: a recorder that takes so much more by its own account is news, whatever its share was before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +63,21 @@ class Dearer:
 def dearer(every: Sequence[Series]) -> list[Dearer]:
     """What costs more, of such series that end with tonight: each set of recorders; where none does, all sets together."""
     own: dict[str, list[pd.DataFrame]] = {}
+    said: dict[str, list[pd.DataFrame]] = {}
     for one in every:
-        own.setdefault(one.metric, []).append(one.nights)
+        (said if one.metric.startswith(OWN) else own).setdefault(one.metric, []).append(one.nights)
     many = [nights for nights in own.values() if len(nights) >= SERIES]
     tests = len(WINDOWS) * (len(many) + 1)
     found = [worse for metric, nights in own.items() if (worse := _dearer(metric, nights, tests)) is not None]
     if not found and (worse := _dearer(ALL, [night for nights in own.values() for night in nights], tests)) is not None:
         found.append(worse)
-    return found
+    return [*found, *_by_their_own_account(said)]
+
+
+def _by_their_own_account(said: dict[str, list[pd.DataFrame]]) -> list[Dearer]:
+    tests = len(WINDOWS) * len(said)
+    found = (_dearer(metric, nights, tests) for metric, nights in said.items())
+    return [one for one in found if one is not None and one.after - one.before >= LEAST_OWN]
 
 
 def _dearer(metric: str, series: Sequence[pd.DataFrame], tests: int) -> Dearer | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dtprobe import stats
-from dtprobe.store.rows import COST
+from dtprobe.store.rows import COST, OWN
 from dtprobe.trends import beyond, costs
 from dtprobe.trends.found import Regression, attributed, bisecting, gone_since
 from dtprobe.trends.series import rows, series
@@ -185,21 +185,25 @@ def _costs(frame: pd.DataFrame, tonight: str) -> list[Regression]:
     every = series(frame[frame["metric"].str.startswith(COST)])
     found = []
     for one in costs.dearer([own for own in every if own.frame["night"].eq(tonight).any()]):
-        more, since = one.more, "this night" if one.nights == 1 else f"the last {one.nights} nights"
+        since = "this night" if one.nights == 1 else f"the last {one.nights} nights"
+        if one.metric.startswith(OWN):
+            told = f"{one.before:.2%} of a core and of the ranks' time before, {one.after:.2%} in {since}"
+        else:
+            more = one.more
+            told = f"{more.value:+.1%} (95 % {more.low:+.1%} to {more.high:+.1%}) in {since} against each one's median of the nights before"
         found.append(
             _regression(
                 kind="cost",
                 scenario="",
                 metric=one.metric,
                 arm="control",
-                unit="ratio",
+                unit="share" if one.metric.startswith(OWN) else "ratio",
                 before=one.before,
                 after=one.after,
                 good=max((old.iloc[-1] for old, _ in one.pairs), key=lambda row: row["started_ns"]),
                 bad=min((new.iloc[0] for _, new in one.pairs), key=lambda row: row["started_ns"]),
                 p=one.p,
-                why=f"{one.metric} in {len(one.pairs)} series: {more.value:+.1%} (95 % {more.low:+.1%} to {more.high:+.1%}) in {since} "
-                f"against each one's median of the nights before (ranks, p={one.p:.1g})",
+                why=f"{one.metric} in {len(one.pairs)} series: {told} (ranks, p={one.p:.1g})",
             )
         )
     return found

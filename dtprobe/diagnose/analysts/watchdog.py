@@ -155,6 +155,21 @@ def _most_enqueued(case: Case, one: Hang) -> int:
     return max((status.enqueued for status in waits(case).statuses if status.group == one.group), default=0)
 
 
+def _of_the_odd(case: Case, one: Hang, *, mode: str, likelihood: float, because: str, not_proven: str) -> Finding:
+    """A finding that blames the odd ranks of the hang."""
+    return Finding(
+        mode=mode,
+        analyst="watchdog",
+        likelihood=likelihood,
+        because=because,
+        first=first_of(one.odd),
+        suspects=one.odd if len(one.odd) <= SEVERAL else (),
+        at_ns=one.began_ns,
+        evidence=_evidence(case, one),
+        not_proven=not_proven,
+    )
+
+
 def _absent(case: Case, one: Hang) -> Finding:
     ended = {end.rank for end in ends(case) if end.signal == signal.SIGTERM and not end.forced}
     alive = [rank for rank in one.odd if rank in ended or words(case).last(rank) or waits(case).status(rank, one.group)]
@@ -168,16 +183,13 @@ def _absent(case: Case, one: Hang) -> Finding:
     else:
         likelihood = 0.55 if alive else 0.45
     silent = not alive and len(one.odd) == 1 and len(one.waiting) > 1
-    return Finding(
+    return _of_the_odd(
+        case,
+        one,
         mode="rank-lost" if silent else "collective-skipped",
-        analyst="watchdog",
         likelihood=0.5 if silent else likelihood,
         because=f"{named(one.waiting)} waited in {what} until the time-out; {named(one.odd)} never entered it"
         + (" and said nothing any more." if silent else "."),
-        first=first_of(one.odd),
-        suspects=one.odd if len(one.odd) <= SEVERAL else (),
-        at_ns=one.began_ns,
-        evidence=_evidence(case, one),
         not_proven="what the missing rank did instead: it may have skipped the call, be busy, be stopped or be gone",
     )
 
@@ -187,15 +199,12 @@ def _frozen(case: Case, one: Hang) -> Finding:
     seen = f"after {mine.ran_ms / 1e3:.0f} s" if mine is not None and mine.ran_ms else "late"
     limit = f"the time-out of {mine.limit_ms / 1e3:.0f} s" if mine is not None and mine.limit_ms else "its time-out"
     waited = f", {named(one.waiting)} in time" if typical is not None else ""
-    return Finding(
+    return _of_the_odd(
+        case,
+        one,
         mode="rank-stopped",
-        analyst="watchdog",
         likelihood=0.72,
         because=f"the watchdog of {named(one.odd)} saw {limit} only {seen}{waited}: the process did not run in between",
-        first=first_of(one.odd),
-        suspects=one.odd if len(one.odd) <= SEVERAL else (),
-        at_ns=one.began_ns,
-        evidence=_evidence(case, one),
         not_proven="what stopped it: a signal, a debugger, a frozen container, or a call into the driver that held its watchdog up",
     )
 
@@ -205,15 +214,12 @@ def _late(case: Case, one: Hang) -> Finding:
     began = [item.began_ns for item in (typical, mine) if item is not None and item.began_ns is not None]
     after = f"{(began[1] - began[0]) / 1e9:.0f} s after {named(one.waiting)}" if len(began) == 2 else "late"
     what = typical.what if typical else "the collective"
-    return Finding(
+    return _of_the_odd(
+        case,
+        one,
         mode="collective-skipped",
-        analyst="watchdog",
         likelihood=0.66,
         because=f"{named(one.odd)} came to {what} {after}, which had given up by then",
-        first=first_of(one.odd),
-        suspects=one.odd if len(one.odd) <= SEVERAL else (),
-        at_ns=one.began_ns,
-        evidence=_evidence(case, one),
         not_proven="what it did meanwhile: other work, other calls, or nothing while it was stopped",
     )
 

@@ -14,7 +14,6 @@ from dtprobe.scenario import Mitigation, VerdictKind
 SCENARIOS = {scenario.id: scenario for scenario in catalog.load().scenarios}
 QUICK = (
     "gloo-thread-leak",
-    "filestore-race:torn",
     "collective-skipped",
 )
 """Those that the default suite runs; the nightly one runs all."""

@@ -114,15 +114,16 @@ def judge(evidence):
     return Verdict(kind=VerdictKind.REFUTED, control_healthy=True, because="b", metrics={"seen": Metric(unit="", **seen)})
 """
     )
-    pin = tmp_path / "b.json"
+    pin, against = tmp_path / "b.json", tmp_path / "then.json"
+    figure = {"value": 9.0, "low": 9.0, "high": 9.0, "n": 2, "method": "range"}
+    known = {"verdict": "refuted", "mitigation": "none", "metrics": {"seen": {"unit": "", "fault": figure}}}
+    then = {"schema": baseline.SCHEMA, "night": "then", "machine": {}, "versions": {}, "scenarios": {"calm": known}}
+    against.write_text(json.dumps(then))
     common = ["nightly", "--only", "calm", "--path", str(tmp_path), "--out", str(tmp_path / "runs"), "--retries", "0"]
-    first = CliRunner().invoke(app, [*common, "--pin", str(pin)])
-    assert first.exit_code == 0, first.output
-    data = json.loads(pin.read_text())
-    data["scenarios"]["calm"]["metrics"]["seen"]["fault"].update(value=9.0, low=9.0, high=9.0)
-    pin.write_text(json.dumps(data))
-    second = CliRunner().invoke(app, [*common, "--against", str(pin)])
-    assert "1 differs" in second.output and "seen of fault 1 (1 to 1, n=2), pinned 9" in second.output
-    (page, *_) = sorted((tmp_path / "runs" / "suites").glob("*/summary.html"), reverse=True)
+    ended = CliRunner().invoke(app, [*common, "--pin", str(pin), "--against", str(against)])
+    assert ended.exit_code == 0 and "1 differs" in ended.output, ended.output
+    assert "seen of fault 1 (1 to 1, n=2), pinned 9" in ended.output
+    (page,) = (tmp_path / "runs" / "suites").glob("*/summary.html")
     assert "Against the baseline" in page.read_text()
     assert "seen of fault" in page.with_suffix(".md").read_text()
+    assert baseline.load(pin)["scenarios"]["calm"]["metrics"]["seen"]["fault"]["value"] == 1.0

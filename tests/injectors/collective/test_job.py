@@ -188,6 +188,7 @@ def replays(job, many):
         assert fired("--replay", str(path), "--seed", str(100 + turn))[1] == first
 
 
+@pytest.mark.nightly
 def test_a_replay_fires_at_the_very_calls(job):
     replays(job, 2)
 

@@ -479,6 +479,7 @@ def test_a_helper_that_dies_hangs_nobody_and_is_said(job, folder, eventually):
     assert "the helper ended before the job did" in job.problems()
 
 
+@pytest.mark.nightly
 def test_a_helper_that_stands_still_does_not_hang_the_harness(job, folder, eventually):
     """The rank waits in the kernel where only the end of the helper reaches it."""
     (folder / "a").write_text("hello")

@@ -60,7 +60,7 @@ class Night:
     launcher: str | None = None
     because: Mapping[str, str] | None = None
     broken: Sequence[Broken] = ()
-    against: Mapping[str, Any] | None = None
+    against: baseline.Baseline | None = None
 
 
 def run(

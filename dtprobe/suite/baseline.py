@@ -5,16 +5,17 @@ A figure differs where its interval and the pinned one do not meet. Of one repea
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
 
 from dtprobe.errors import UsageError
 from dtprobe.store.files import write_json
 
-SCHEMA = "dtprobe.baseline/1"
+SCHEMA: Literal["dtprobe.baseline/1"] = "dtprobe.baseline/1"
 
 MACHINE = ("kernel", "architecture", "distribution", "cpu", "cores", "memory_bytes", "gpus", "nvidia_driver", "python")
 """What of the machine's facts decides figures; names, loads and what is free at the moment do not."""
@@ -42,110 +43,141 @@ class Difference:
         return {**asdict(self), "because": self.because}
 
 
-def pinned(summary: Mapping[str, Any]) -> dict[str, Any]:
+class Figure(BaseModel):
+    """A metric of one arm with its spread."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    method: str
+
+
+class Figures(BaseModel):
+    """A metric of those arms that have it."""
+
+    unit: str
+    control: Figure | None = None
+    fault: Figure | None = None
+    mitigated: Figure | None = None
+
+
+class Measured(BaseModel):
+    """What one scenario came to."""
+
+    verdict: str
+    mitigation: str
+    metrics: dict[str, Figures]
+
+
+class Baseline(BaseModel):
+    """A baseline's file."""
+
+    schema_: Literal["dtprobe.baseline/1"] = Field(default=SCHEMA, alias="schema")
+    night: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    seed: int | None = None
+    repeats: int | None = None
+    jobs: int | None = None
+    scenarios: dict[str, Measured]
+
+
+def pinned(summary: Mapping[str, Any]) -> Baseline:
     """The baseline of a night, from its summary.json: machine, versions, seed, repeats, and the figures of what was as expected, with their spread."""
     known = summary["machine"]
-    return {
-        "schema": SCHEMA,
-        "night": summary["night"],
-        "machine": {name: known.get(name) for name in MACHINE},
-        "versions": summary["versions"],
-        "seed": summary["seed"],
-        "repeats": summary["repeats"],
-        "jobs": summary["jobs"],
-        "scenarios": {
-            row["scenario"]: {
-                "verdict": row["verdict"],
-                "mitigation": row["mitigation"],
-                "metrics": {name: _figures(metric) for name, metric in row["metrics"].items()},
-            }
-            for row in summary["scenarios"]
-            if row["status"] == "as-expected"
-        },
+    return Baseline(
+        night=summary["night"],
+        machine={name: known.get(name) for name in MACHINE},
+        versions=summary["versions"],
+        seed=summary["seed"],
+        repeats=summary["repeats"],
+        jobs=summary["jobs"],
+        scenarios={row["scenario"]: _measured(row) for row in summary["scenarios"] if row["status"] == "as-expected"},
+    )
+
+
+def _measured(row: Mapping[str, Any]) -> Measured:
+    metrics = {
+        name: Figures(unit=metric["unit"], **{arm: _figure(metric, arm) for arm in ARMS})
+        for name, metric in row["metrics"].items()
     }
+    return Measured(verdict=row["verdict"], mitigation=row["mitigation"], metrics=metrics)
 
 
-def _figures(metric: Mapping[str, Any]) -> dict[str, Any]:
-    every = {arm: _figure(metric, arm) for arm in ARMS}
-    return {"unit": metric["unit"], **{arm: figure for arm, figure in every.items() if figure is not None}}
-
-
-def _figure(metric: Mapping[str, Any], arm: str) -> dict[str, Any] | None:
+def _figure(metric: Mapping[str, Any], arm: str) -> Figure | None:
     value, interval = metric.get(arm), (metric.get("intervals") or {}).get(arm)
     if value is None or interval is None:
         return None
-    return {
-        "value": value,
-        "low": interval[0],
-        "high": interval[1],
-        "n": metric["n"][arm],
-        "method": metric["method"][arm],
-    }
+    return Figure(value=value, low=interval[0], high=interval[1], n=metric["n"][arm], method=metric["method"][arm])
 
 
 def write(path: Path, summary: Mapping[str, Any]) -> None:
     """Pin a night into a file."""
-    write_json(path, pinned(summary))
+    write_json(path, pinned(summary).model_dump(by_alias=True))
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> Baseline:
     """A baseline from its file; UsageError where it cannot be read or is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return Baseline.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise UsageError(f"--against {path}: {error.strerror or error}", "give a file that --pin wrote") from None
-    except ValueError:
-        raise UsageError(f"--against {path}: not JSON", "give a file that --pin wrote") from None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA or not isinstance(found.get("scenarios"), dict):
-        raise UsageError(f"--against {path}: not of schema {SCHEMA}", "give a file that --pin wrote")
-    return found
+        why = str(error.strerror or error)
+    except ValidationError as error:
+        first = error.errors()[0]
+        why = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
+    raise UsageError(f"--against {path}: {why}", "give a file that --pin wrote")
 
 
-def differences(baseline: Mapping[str, Any], summary: Mapping[str, Any]) -> list[Difference]:
-    """Of the scenarios that both have, what differs: first verdicts and cures, then figures."""
-    old, new = baseline["scenarios"], pinned(summary)["scenarios"]
-    both = [name for name in new if name in old]
+def differences(baseline: Baseline, summary: Mapping[str, Any]) -> list[Difference]:
+    """Of the scenarios that both have a verdict of, as expected or not, what differs: first verdicts and cures, then figures."""
+    old, new = baseline.scenarios, _comparable(baseline, summary)
     found = [
-        Difference(scenario=name, what=what, pinned=str(old[name][key]), now=str(new[name][key]))
-        for name in both
-        for what, key in (("verdict", "verdict"), ("cure", "mitigation"))
-        if old[name][key] != new[name][key]
+        Difference(scenario=name, what=what, pinned=then, now=now)
+        for name, own in new.items()
+        for what, then, now in (
+            ("verdict", old[name].verdict, own.verdict),
+            ("cure", old[name].mitigation, own.mitigation),
+        )
+        if then != now
     ]
-    return [*found, *(one for name in both for one in _moved(name, old[name]["metrics"], new[name]["metrics"]))]
+    return [*found, *(one for name, own in new.items() for one in _moved(name, old[name].metrics, own.metrics))]
 
 
-def _moved(scenario: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+def _comparable(baseline: Baseline, summary: Mapping[str, Any]) -> dict[str, Measured]:
+    rows = [row for row in summary["scenarios"] if row["verdict"] not in ("", "unsupported", "error")]
+    return {row["scenario"]: _measured(row) for row in rows if row["scenario"] in baseline.scenarios}
+
+
+def _moved(scenario: str, old: Mapping[str, Figures], new: Mapping[str, Figures]) -> Iterator[Difference]:
     for name, arm in ((name, arm) for name in new if name in old for arm in ARMS):
-        then, now = old[name].get(arm), new[name].get(arm)
-        if not then or not now or min(then["n"], now["n"]) < 2:
+        then, now = getattr(old[name], arm), getattr(new[name], arm)
+        if then is None or now is None or min(then.n, now.n) < 2:
             continue
-        if now["low"] > then["high"] or now["high"] < then["low"]:
-            unit = new[name]["unit"]
+        if now.low > then.high or now.high < then.low:
+            unit = new[name].unit
             yield Difference(scenario=scenario, what=f"{name} of {arm}", pinned=_shown(then, unit), now=_shown(now, unit))
 
 
-def _shown(figure: Mapping[str, Any], unit: str) -> str:
-    return f"{figure['value']:.3g} ({figure['low']:.3g} to {figure['high']:.3g}, n={figure['n']}) {unit}".rstrip()
+def _shown(figure: Figure, unit: str) -> str:
+    return f"{figure.value:.3g} ({figure.low:.3g} to {figure.high:.3g}, n={figure.n}) {unit}".rstrip()
 
 
-def compared(baseline: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """For summary.json: which night is pinned, how many verdicts and figures differ, how its machine is another one, what differs."""
+def compared(baseline: Baseline, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """For summary.json: which night is pinned, how many of its scenarios were compared, how the machine is another one, what differs."""
     found = differences(baseline, summary)
+    count = f"{len(found)} differ" if len(found) > 1 else "1 differs" if found else "nothing differs"
     return {
-        "night": baseline.get("night", ""),
-        "headline": f"{len(found)} differ" if len(found) > 1 else "1 differs" if found else "nothing differs",
+        "night": baseline.night,
+        "headline": f"{count} ({len(_comparable(baseline, summary))} of {len(baseline.scenarios)} pinned scenarios compared)",
         "elsewhere": elsewhere(baseline, summary),
         "differs": [one.as_json() for one in found],
     }
 
 
-def elsewhere(baseline: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+def elsewhere(baseline: Baseline, summary: Mapping[str, Any]) -> str:
     """How the machine is another than the baseline's, or nothing: figures of unlike machines tell nothing about a change."""
     mine = pinned(summary)
-    asked = [("cpu", "machine"), ("cores", "machine"), ("gpus", "machine"), ("torch", "versions")]
-    unlike = [
-        f"{name} {mine[where].get(name)}, pinned {baseline[where].get(name)}"
-        for name, where in asked
-        if mine[where].get(name) != baseline[where].get(name)
-    ]
-    return "; ".join(unlike)
+    both = [(name, mine.machine.get(name), baseline.machine.get(name)) for name in ("cpu", "cores", "gpus")]
+    both.append(("torch", mine.versions.get("torch"), baseline.versions.get("torch")))
+    return "; ".join(f"{name} {now}, pinned {then}" for name, now, then in both if now != then)

@@ -42,8 +42,8 @@ def night(value: float = 1.0, spread: float = 0.1, n: int = 5, verdict: str = "r
 def test_a_night_like_the_pinned_one_differs_in_nothing(tmp_path):
     baseline.write(tmp_path / "b.json", night())
     pinned = baseline.load(tmp_path / "b.json")
-    assert "host" not in pinned["machine"] and "load_1m" not in pinned["machine"]
-    assert baseline.compared(pinned, night(1.15))["headline"] == "nothing differs", "the intervals meet"
+    assert "host" not in pinned.machine and "load_1m" not in pinned.machine
+    assert baseline.compared(pinned, night(1.15))["headline"].startswith("nothing differs (1 of 1 "), "the intervals meet"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,20 @@ def test_one_repeat_has_no_noise_to_compare_with():
 def test_what_was_not_as_expected_is_not_pinned():
     odd = night()
     odd["scenarios"][0]["status"] = "broken"
-    assert not baseline.pinned(odd)["scenarios"]
+    assert not baseline.pinned(odd).scenarios
+
+
+def test_what_is_not_as_expected_any_more_is_compared_all_the_same():
+    broken = night(verdict="refuted")
+    broken["scenarios"][0]["status"] = "not-as-expected"
+    (one,) = baseline.differences(baseline.pinned(night()), broken)
+    assert (one.what, one.pinned, one.now) == ("verdict", "reproduced", "refuted")
+
+
+def test_what_did_not_run_is_not_told_as_the_same():
+    absent = night()
+    absent["scenarios"][0] |= {"status": "unsupported", "verdict": "unsupported", "metrics": {}}
+    assert "0 of 1 pinned scenarios compared" in baseline.compared(baseline.pinned(night()), absent)["headline"]
 
 
 def test_another_machine_is_told():
@@ -72,7 +85,16 @@ def test_another_machine_is_told():
     assert baseline.compared(baseline.pinned(night()), other)["elsewhere"] == "cores 32, pinned 2"
 
 
-@pytest.mark.parametrize("text", [None, "{", "[]", '{"schema": "dtprobe.suite/1"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "{",
+        "[]",
+        '{"schema": "dtprobe.suite/1"}',
+        '{"schema": "dtprobe.baseline/1", "night": "n", "machine": {}, "versions": {}, "scenarios": {"leak": 3}}',
+    ],
+)
 def test_what_is_no_baseline_is_one_line(tmp_path, text):
     path = tmp_path / "b.json"
     if text is not None:
@@ -85,11 +107,9 @@ def test_what_is_no_baseline_is_one_line(tmp_path, text):
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_committed_baselines_say_where_and_how_often_they_were_measured(path):
     found = baseline.load(path)
-    assert found["machine"]["gpus"] and found["versions"]["torch"] and found["scenarios"]
-    figures = [
-        figure for one in found["scenarios"].values() for metric in one["metrics"].values() for figure in metric.values()
-    ]
-    assert all({"value", "low", "high", "n", "method"} <= set(one) for one in figures if isinstance(one, dict))
+    assert found.machine["gpus"] and found.versions["torch"] and found.scenarios
+    figures = [figures for one in found.scenarios.values() for figures in one.metrics.values()]
+    assert figures and all(figures.control or figures.fault for figures in figures)
 
 
 def test_a_night_pins_itself_and_is_compared(tmp_path):
@@ -126,4 +146,5 @@ def judge(evidence):
     (page,) = (tmp_path / "runs" / "suites").glob("*/summary.html")
     assert "Against the baseline" in page.read_text()
     assert "seen of fault" in page.with_suffix(".md").read_text()
-    assert baseline.load(pin)["scenarios"]["calm"]["metrics"]["seen"]["fault"]["value"] == 1.0
+    seen = baseline.load(pin).scenarios["calm"].metrics["seen"].fault
+    assert seen is not None and seen.value == 1.0

@@ -36,6 +36,8 @@ scenario = Scenario(
 @scenario.judge
 def judge(evidence: Evidence) -> Verdict:
     """Which ranks got a group, of which back end, and how the others ended."""
+    import pandas as pd
+
     tries = symptoms.attempts(evidence, "init")
     if verdict := symptoms.undecided(evidence, {"init": tries}):
         return verdict
@@ -56,10 +58,14 @@ def judge(evidence: Evidence) -> Verdict:
         kind = VerdictKind.REFUTED
     fine, controls = symptoms.counts(ranks, ranks["backend"].isin(("gloo", "nccl")) & ranks["sum"].eq(3.0), "control")
     cured = tries[tries["arm"] == "mitigated"].merge(evidence.outcomes[["arm", "repeat", "rank", "exit_code"]])
-    told = cured["error"].eq("StartFailed") & cured["text"].str.contains(f"rank {FAILS}: .*NCCL error", regex=True)
+    reason = f"rank {FAILS}: .*NCCL error"
+    told = cured["error"].eq("StartFailed") & cured["text"].str.contains(reason, regex=True)
     told = told.fillna(False).astype(bool)
     # stuck in the back end, from which no exception leads: it said why on stderr and ended by itself, before torchrun ended it
-    ended = (cured["rank"].ne(FAILS) & ~cured["ended"].astype(bool) & cured["exit_code"].eq(1)).fillna(False).astype(bool)
+    lines = evidence.frame("log_lines", "mitigated")
+    lines = lines[lines["text"].str.contains(f"StartFailed: .*{reason}", regex=True).fillna(False).astype(bool)]
+    said = pd.MultiIndex.from_frame(cured[["repeat", "rank"]]).isin(pd.MultiIndex.from_frame(lines[["repeat", "rank"]]))
+    ended = (~cured["ended"].astype(bool) & cured["exit_code"].eq(1) & said).fillna(False).astype(bool)
     mitigation = Mitigation.NONE
     if evidence.ran("mitigated"):
         expected = int(ranks["arm"].eq("mitigated").sum())
@@ -75,7 +81,7 @@ def judge(evidence: Evidence) -> Verdict:
         because=f"Rank {FAILS} raised DistBackendError in {raised} of {runs} runs; {degraded} of {total} ranks went on with any back end, and"
         f" {silent} of {other_tries} other ranks were ended by torchrun in the middle of their own initialisation without a word. Started by"
         f" the framework {int(told.sum())} of {len(cured)} ranks raised an error that has rank {FAILS} and its reason, and"
-        f" {int(ended.sum())} that were stuck ended themselves.",
+        f" {int(ended.sum())} that were stuck said so and ended.",
     )
 
 

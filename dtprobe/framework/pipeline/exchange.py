@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
@@ -30,15 +29,13 @@ from dtprobe.framework.pipeline.board import Board, How, Verdict, mismatch, serv
 from dtprobe.framework.pipeline.errors import BufferBusy, MessageMismatch, StageError, StageLost, StageTimeout
 from dtprobe.framework.pipeline.handle import Handle, Wait
 from dtprobe.framework.pipeline.messages import Channel, Direction, Message, Transfer, contract, empty
-from dtprobe.framework.pipeline.waits import Waiting, Waits
+from dtprobe.framework.pipeline.waits import Waits
 from dtprobe.framework.pipeline.watched import WatchedGroup
 from dtprobe.framework.pipeline.watcher import Watcher
 
 _LATE_S = (1.0, 3.0)
 """How much longer than the watcher's deadline the back end itself waits, and after it the main thread for the watcher's verdict: a
 quarter of the timeout within these bounds. Together they outlast one lost DNS reply (5 s): TCPStore resolves its peers' names."""
-_GRACE_S = 0.5
-"""Once an exchange has failed, the back end gets so long to say what became of the message that is waited for."""
 
 _ERRORS: dict[How, type[StageError]] = {"timeout": StageTimeout, "lost": StageLost, "mismatch": MessageMismatch}
 _REMEDIES: dict[How, str] = {
@@ -88,7 +85,6 @@ class Exchange:
         self.waiting: Wait | None = None
         self.proposal: Verdict | None = None
         self._waits = Waits()
-        self._disturbed: Waiting | None = None
         self._size = stages or group.size()
         self._dynamic = dynamic
         self._closed = False
@@ -258,8 +254,7 @@ class Exchange:
             self.failure = verdict
             self.changed.notify_all()
         self._scoped.abort()
-        if (disturbed := self._disturbed) is not None:
-            disturbed.disturb()
+        self._waits.give_up()
 
     # inside
 
@@ -393,27 +388,13 @@ class Exchange:
             if handle.work is None:
                 self._give_up(handle, "", begun)
         assert handle.work is not None
-        if why := self._waited(handle.work, max(deadline - self.clock(), 0) + self._late_s):
+        if why := self._waits.through(handle.work, max(deadline - self.clock(), 0) + self._late_s, self._late_s):
             self._give_up(handle, why, begun)
         self.completed += 1
         if handle.item.direction == "receive":
             self._received[handle.item.message.channel] += 1
         self._outstanding.remove(handle)
         handle.finish()
-
-    def _waited(self, work: dist.Work, seconds: float) -> str:
-        """Wait for a message in the back end; why it did not come, empty where it did."""
-        waiting = self._disturbed = self._waits.begin(work, timedelta(seconds=seconds))
-        try:
-            if self.failure is None:
-                waiting.until(seconds + self._late_s)  # or until the exchange fails
-            if not waiting.over:
-                waiting.until(_GRACE_S)
-        finally:
-            self._disturbed = None
-        if not waiting.over:
-            return "the exchange failed" if self.failure is not None else "Timed out"
-        return waiting.error
 
     def _give_up(self, handle: Handle, why: str, begun: float) -> None:
         """A message failed: raise the verdict of the board, or what this rank can tell alone where the board does not answer."""

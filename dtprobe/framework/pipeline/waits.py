@@ -14,55 +14,42 @@ from datetime import timedelta
 import torch.distributed as dist
 
 _JOIN_S = 0.5
-
-
-class Waiting:
-    """One message that is waited for. `error` is what the back end raised, empty where nothing was; of no meaning before `over`."""
-
-    def __init__(self, work: dist.Work, timeout: timedelta) -> None:
-        self.over = False
-        self.error = ""
-        self._work: dist.Work | None = work
-        self._timeout = timeout
-        self._told = threading.Event()
-
-    def until(self, seconds: float) -> bool:
-        """Wait until it is over or somebody calls `disturb`, `seconds` at most; whether it is over."""
-        self._told.wait(seconds)
-        self._told.clear()
-        return self.over
-
-    def disturb(self) -> None:
-        """Wake the one who waits here; from any thread."""
-        self._told.set()
-
-    def run(self) -> None:
-        """Wait inside the back end, on the thread that does so."""
-        assert self._work is not None
-        try:
-            self._work.wait(self._timeout)
-        except RuntimeError as error:
-            self.error = str(error) or type(error).__name__
-        self._work = None
-        self.over = True
-        self._told.set()
+_GRACE_S = 0.5
+"""Once the exchange has failed, the back end gets so long to say what became of the message that is waited for."""
 
 
 class Waits:
-    """The thread. It is made at the first message, and ended by `stop`; one that gloo forgot ends at the message's timeout."""
+    """Waits for one message at a time, on a thread that is made at the first one.
+
+    `stop` ends it; one that gloo forgot ends at the message's timeout.
+    """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._waiting: _Waiting | None = None
+        self._given_up = False
 
-    def begin(self, work: dist.Work, timeout: timedelta) -> Waiting:
-        """Have a message waited for, `timeout` at most."""
+    def through(self, work: dist.Work, seconds: float, late_s: float) -> str:
+        """Wait for a message, in the back end `seconds` and here `late_s` more at most; why it did not come, empty where it did."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="dtprobe-exchange-waits", daemon=True)
             self._thread.start()
-        waiting = Waiting(work, timeout)
+        waiting = self._waiting = _Waiting(work, timedelta(seconds=seconds))
         self._queue.put(waiting)
-        return waiting
+        if not self._given_up:
+            waiting.told.wait(seconds + late_s)  # or until it is given up
+        ended = waiting.ended.wait(_GRACE_S)
+        self._waiting = None
+        if not ended:
+            return "the exchange failed" if self._given_up else "Timed out"
+        return waiting.error
+
+    def give_up(self) -> None:
+        """The exchange has failed: whoever waits, now or later, leaves soon; from any thread."""
+        self._given_up = True
+        if (waiting := self._waiting) is not None:
+            waiting.told.set()
 
     def stop(self) -> None:
         """End the thread; not waited for where it is stuck."""
@@ -74,3 +61,26 @@ class Waits:
         while (waiting := self._queue.get()) is not None:
             waiting.run()
             del waiting
+
+
+class _Waiting:
+    """One message. `error` is what the back end raised, empty where nothing was; of no meaning before it has `ended`."""
+
+    def __init__(self, work: dist.Work, timeout: timedelta) -> None:
+        self.error = ""
+        self.ended = threading.Event()
+        self.told = threading.Event()
+        """Ended, or given up."""
+        self._work: dist.Work | None = work
+        self._timeout = timeout
+
+    def run(self) -> None:
+        """Wait inside the back end, on the thread that does so."""
+        assert self._work is not None
+        try:
+            self._work.wait(self._timeout)
+        except RuntimeError as error:
+            self.error = str(error) or type(error).__name__
+        self._work = None
+        self.ended.set()
+        self.told.set()

@@ -283,7 +283,7 @@ def test_a_stopped_stage_is_named_by_all_others_also_by_those_that_do_not_wait_f
     ranks = job(
         EXCHANGE
         + NAMED
-        + f"say(**failed(lambda: attempt({odd}, lambda: os.kill(os.getpid(), signal.SIGSTOP), 1.0)))\nover({odd})\n",
+        + f"say(**failed(lambda: attempt({odd}, lambda: os.kill(os.getpid(), signal.SIGSTOP), 2.0)))\nover({odd})\n",
         world_size=4,
     )
     for rank in ranks:

@@ -14,7 +14,7 @@ from dtprobe.errors import DtprobeError
 from dtprobe.scenario import Scenario
 from dtprobe.store.files import write_json
 from dtprobe.suite import budget
-from dtprobe.suite.plugin import item_name
+from dtprobe.suite.plugin import ALONE, item_name
 from dtprobe.suite.progress import Asked, Progress, Step
 from dtprobe.suite.rows import Ran
 
@@ -71,16 +71,25 @@ class Passes:
             return
         if self._engine is not None:
             return self._spread(steps)
+        alone = [step for step in steps if ALONE in self._scenarios[step[0]].tags]
+        self._pytest([step for step in steps if step not in alone], self._asked.jobs, until_ns, known)
+        if not self.interrupted:
+            self._pytest(alone, 1, until_ns, known)
+
+    def _pytest(self, steps: Sequence[Step], jobs: int, until_ns: int | None, known: budget.Known) -> None:
+        """Run these, so many at a time."""
+        if not steps:
+            return
         plan = {
             "steps": {name: [number for one, number in steps if one == name] for name, _ in steps},
             "belongs": {"night": self._folder.name},
             "until_ns": until_ns,
-            "expects_s": {name: known.expects_s(name) for name, _ in steps} if until_ns else {},
+            "expects_s": {name: known.expects_s(name) for name, _ in steps},
         }
         path = self._folder / "plan.json"
         write_json(path, plan)
         follow = _Follow(self._scenarios, dict((item_name(*step), step) for step in steps), self._started, self._ended)
-        code = pytest.main(self._arguments(path, [self._scenarios[name] for name, _ in steps]), plugins=[follow])
+        code = pytest.main(self._arguments(path, [self._scenarios[name] for name, _ in steps], jobs), plugins=[follow])
         path.unlink(missing_ok=True)
         if follow.refused is not None:
             raise follow.refused
@@ -114,7 +123,7 @@ class Passes:
         self._progress.ended(row.step, told(row))
         self._follower.ended(row)
 
-    def _arguments(self, plan: Path, scenarios: Sequence[Scenario]) -> list[str]:
+    def _arguments(self, plan: Path, scenarios: Sequence[Scenario], jobs: int) -> list[str]:
         """Of a pytest that knows nothing of the project it is started in: no ini file, no conftest, no cache, no terminal, no temporary folder."""
         asked = self._asked
         files = dict.fromkeys(str(one.folder / "scenario.py") for one in scenarios)
@@ -127,7 +136,8 @@ class Passes:
             *("-c", os.devnull, "--rootdir", str(self._folder), "--noconftest", "--import-mode=importlib"),
             *plugins,
             *("-W", "ignore::pluggy.PluggyTeardownRaisedWarning"),  # an interrupt meets xdist's connections closed
-            *("-n", str(asked.jobs), "--dist", "worksteal", "--scenarios", "--scenario-seed", str(asked.seed)),
+            *("-n", str(jobs), "--dist", "load", "--maxschedchunk", "1"),  # each begins the longest that is left
+            *("--scenarios", "--scenario-seed", str(asked.seed)),
             *("--scenario-out", str(self._out.resolve()), "--scenario-plan", str(plan)),
             *(("--scenario-repeats", str(asked.repeats)) if asked.repeats is not None else ()),
             *(("--scenario-world-size", str(asked.world_size)) if asked.world_size is not None else ()),

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ ALONE = "alone"
 """Tag of a scenario that no other may run beside: it measures times, or changes what the whole machine shares."""
 PROPERTY = "dtprobe"
 LOCK = ".suite.lock"
+GATE = ".suite.gate"
+"""Kept by whoever waits for the lock: nobody comes in before one that is to be alone and waits for those that run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,6 +53,11 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     if file_path.name == "scenario.py" and parent.config.getoption("scenarios"):
         return ScenarioFile.from_parent(parent, path=file_path)
     return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Longest first, as far as a night knows: what is begun last is short then, and the night's end full."""
+    items.sort(key=lambda item: -item.expects_s if isinstance(item, ScenarioItem) else 0.0)
 
 
 class NotAsExpected(Exception):
@@ -107,12 +114,13 @@ class ScenarioItem(pytest.Item):
         self.scenario = scenario
         self.number = number
         self.plan = plan
+        self.expects_s = plan.expects_s.get(scenario.id, 0.0)
 
     def runtest(self) -> None:
         out: Path = self.config.getoption("scenario_out")
         out.mkdir(parents=True, exist_ok=True)
         seed = self.config.getoption("scenario_seed") + self.number
-        with _turn(out / LOCK, alone=ALONE in self.scenario.tags):
+        with _turn(out, alone=ALONE in self.scenario.tags):
             if why := self.plan.too_late(self.scenario.id, time.time_ns()):
                 self.user_properties.append((PROPERTY, json.dumps({"left_out": why})))
                 pytest.skip(why)
@@ -154,10 +162,18 @@ class ScenarioItem(pytest.Item):
 
 
 @contextmanager
-def _turn(path: Path, *, alone: bool) -> Iterator[None]:
+def _turn(out: Path, *, alone: bool) -> Iterator[None]:
+    with ExitStack() as inside:
+        with _locked(out / GATE, fcntl.LOCK_EX):
+            inside.enter_context(_locked(out / LOCK, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        yield
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(lock, how)
         yield
     finally:
         os.close(lock)

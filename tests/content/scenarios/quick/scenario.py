@@ -56,3 +56,7 @@ misjudged = quick.with_variant("misjudged", default=False)
 @misjudged.judge
 def _raises(evidence):
     raise ZeroDivisionError("the judge cannot divide")
+
+
+single = quick.with_variant("single", default=False, tags=("alone",))
+single.judge(judge)

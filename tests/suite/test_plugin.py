@@ -1,0 +1,62 @@
+"""Scenarios as pytest items: in which order they are begun, and which may run beside which."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from dtprobe.suite import plugin
+
+CONTENT = Path(__file__).resolve().parents[1] / "content"
+
+
+def locked(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_one_that_is_to_be_alone_is_not_passed_by_those_that_come_after_it(tmp_path: Path) -> None:
+    began: list[str] = []
+
+    def take(name: str, alone: bool) -> None:
+        with plugin._turn(tmp_path, alone=alone):
+            began.append(name)
+
+    with plugin._turn(tmp_path, alone=False):
+        assert not locked(tmp_path / plugin.GATE)
+        single = threading.Thread(target=take, args=("single", True))
+        single.start()
+        until = time.monotonic() + 20
+        while not locked(tmp_path / plugin.GATE):
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        later = [threading.Thread(target=take, args=("later", False)) for _ in range(3)]
+        for one in later:
+            one.start()
+        later[0].join(0.1)
+        assert began == []
+    for one in (single, *later):
+        one.join(20)
+    assert began == ["single", "later", "later", "later"]
+
+
+def test_the_longest_is_begun_first_where_a_night_knows(tmp_path: Path) -> None:
+    steps = {"quick:plain": [0, 1], "quick:crashes": [0], "quick:needy": [0]}
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"steps": steps, "expects_s": {"quick:plain": 3, "quick:crashes": 20, "quick:needy": 8}}))
+    words = ["-q", "--collect-only", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(CONTENT)]
+    words += ["-p", "dtprobe", "--scenarios", "--scenario-plan", str(plan)]
+    argv = [sys.executable, "-m", "pytest", *words, str(CONTENT / "scenarios" / "quick" / "scenario.py")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    found = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    assert found == ["quick:crashes", "quick:needy", "quick:plain", "quick:plain#2"], done.stdout + done.stderr

@@ -154,7 +154,8 @@ def _guarded(name: str) -> Any:
     def method(self: GuardedGroup, *args: Any, **kwargs: Any) -> ForwardedWork:
         sound, back = self.guard(name, args)
         work = getattr(ForwardingGroup, name)(self, *sound, **kwargs)
-        return CopiedWork(work, f"{name} on copies", list(args[0]), back) if back else work
+        written = [args[0]] if isinstance(args[0], torch.Tensor) else list(args[0])
+        return CopiedWork(work, f"{name} on copies", written, back) if back else work
 
     method.__name__ = name
     return method

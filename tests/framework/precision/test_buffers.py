@@ -93,6 +93,40 @@ dist.barrier()
         assert rank.only["size"] >= 32 * len(rank.only["copies"])
 
 
+def test_a_future_of_a_collective_on_copies_has_the_tensors_that_the_caller_passed(job):
+    ranks = job(
+        COLUMN
+        + """
+def into():
+    out = torch.zeros(SIZE * 8, 2)[:, 0]
+    return [out], dist.all_gather_into_tensor(out, EXACT[RANK][:, 0].contiguous(), async_op=True)
+
+def one():
+    view, _ = column()
+    return [view], dist.all_reduce(view, async_op=True)
+
+def several():
+    outs = [each[:, 0] for each in torch.zeros(SIZE, 8, 2)]
+    return [outs], dist.all_gather(outs, EXACT[RANK][:, 0].contiguous(), async_op=True)
+
+def same(given, value):
+    return given is value if isinstance(given, torch.Tensor) else all(map(same, given, value)) and len(given) == len(value)
+
+found = {}
+with guarded(policy="copy"):
+    for call in (into, one, several):
+        given, work = call()
+        value = work.get_future().wait()
+        found[call.__name__] = [type(value).__name__, len(value), same(given, value)]
+        work.wait()
+say(found=found)
+dist.barrier()
+"""
+    )
+    for rank in ranks:
+        assert rank.only["found"] == {name: ["list", 1, True] for name in ("into", "one", "several")}
+
+
 def test_a_guard_refuses_before_anything_is_sent_and_lets_sound_buffers_pass(job):
     ranks = job(
         COLUMN

@@ -214,15 +214,15 @@ def check_program(argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> Non
 class ReservedPort:
     """A free port, kept from everyone but who binds it by number with SO_REUSEADDR, as torch's stores do.
 
-    It is one of loopback unless another `address` is given.
     A port that is merely looked up can be taken by anyone before the job binds it. Here a bound socket stays, which keeps
     the kernel from handing the port out; SO_REUSEADDR, set after the bind, lets the job's server bind beside it (Linux
-    allows that while neither listens; the server then listens alone).
+    allows that while neither listens; the server then listens alone). It is bound on every address, as torch's stores listen: what
+    another process gets on one address alone (NCCL on that of a network card) would be in a store's way too.
     """
 
-    def __init__(self, address: str = LOOPBACK) -> None:
+    def __init__(self) -> None:
         self._holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._holder.bind((address, 0))
+        self._holder.bind(("", 0))
         self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.number: int = self._holder.getsockname()[1]
 

@@ -158,8 +158,9 @@ def test_two_jobs_in_one_confinement_do_not_meet(box: Confinement, tmp_path: Pat
 def test_a_reserved_port_is_refused_to_strangers_and_open_to_the_jobs_store() -> None:
     port = ReservedPort()
     try:
-        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
-            stranger.bind(("127.0.0.1", port.number))
+        for address in ("127.0.0.1", "127.0.0.2", "0.0.0.0"):
+            with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+                stranger.bind((address, port.number))
         others = [ReservedPort() for _ in range(50)]
         assert port.number not in {other.number for other in others}
         for other in others:

@@ -105,7 +105,7 @@ class Agent:
             if message is None:
                 continue
             if "port" in message:
-                self._port = ReservedPort("")
+                self._port = ReservedPort()
                 self.wire.send(port=self._port.number)
             elif "run" in message:
                 self._run(message["run"])

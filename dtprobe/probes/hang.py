@@ -26,6 +26,8 @@ from dtprobe.probes.waits import Hang, Kind, judge, named
 from dtprobe.readers.artifact import ReaderError
 from dtprobe.readers.nccl_ring import read_nccl_under_way
 
+SHARE, MOST_S = 0.1, 1.5
+"""Of the limit, and seconds at most, between two looks at the records while nothing is suspected."""
 LOOK_S = 1.0
 """Between two looks at the ranks' processes while an operation is open."""
 QUIET = 0.75
@@ -70,7 +72,8 @@ class HangWatch:
     watched: Watched = field(repr=False)
     suspect_s: float = 15.0
     confirm_s: float = 2.0
-    interval_s: float = 0.5
+    interval_s: float | None = None
+    """Between two looks at the records: a share of `suspect_s` unless given, since a rank stands still while its recorder is read."""
 
     def probe(self) -> Unavailable | None:
         return doctor.capability("torch>=2.9")
@@ -81,7 +84,8 @@ class HangWatch:
 
 class HangWatchRecorder(FlightRecorderRecorder):
     def __init__(self, config: HangWatch, where: Where, clock: Clock | None = None) -> None:
-        super().__init__(FlightRecorder(interval_s=config.interval_s, suspect_s=config.suspect_s), where, clock)
+        interval_s = config.interval_s or min(MOST_S, config.suspect_s * SHARE)
+        super().__init__(FlightRecorder(interval_s=interval_s, suspect_s=config.suspect_s), where, clock)
         self._watch = config
         self._begun_s = self._clock.monotonic()
         self._pulses: dict[int, Pulse] = {}
@@ -111,7 +115,8 @@ class HangWatchRecorder(FlightRecorderRecorder):
         self._since = {
             one.process.rank: self._since[one.process.rank] for one in self._current() if one.process.rank in self._since
         }
-        since = [*self._since.values(), *((now - age_s, age_s >= self._watch.suspect_s) for age_s in self._nccl_ages(now_ns))]
+        ages = self._inside_nccl(now_ns).values()
+        since = [*self._since.values(), *((now - age_s, age_s >= self._watch.suspect_s) for age_s in ages)]
         overdue = any(late for _, late in since)
         if self._open_hangs and not overdue:
             self._see_whether_it_goes_on()
@@ -177,6 +182,7 @@ class HangWatchRecorder(FlightRecorderRecorder):
         """The first stall that is a hang; reasons why the others are none are kept."""
         hangs: list[Hang] = []
         findings = {rank: pulse.finding for rank, pulse in self._pulses.items() if pulse.finding is not None}
+        inside = self._inside_nccl(now_ns)
         for records, fresh in self._sources():
             for one in stall.find(records, now_ns, self._watch.suspect_s, self._world_size(), fresh):
                 limit_s = min(self._watch.suspect_s, one.operation.timeout_ms / 2e3)
@@ -191,6 +197,7 @@ class HangWatchRecorder(FlightRecorderRecorder):
                     quiet_s=QUIET * limit_s,
                     patience_s=max(PATIENCE_S, PATIENCE * limit_s),
                     now_ns=now_ns,
+                    inside=inside,
                 )
                 if isinstance(answer, Hang):
                     hangs.append(answer)
@@ -225,14 +232,17 @@ class HangWatchRecorder(FlightRecorderRecorder):
                 found[one.process.rank] = path
         return found
 
-    def _nccl_ages(self, now_ns: int) -> list[float]:
-        """For how many seconds calls into NCCL are under way, in which a host waits."""
-        found = []
-        for path in self._rings().values():
+    def _inside_nccl(self, now_ns: int) -> dict[int, float]:
+        """Ranks whose host is in a call to NCCL, and for how many seconds: the longest where threads are in several."""
+        found = {}
+        for rank, path in self._rings().items():
             try:
-                found += [(now_ns - begun_ns) / 1e9 for begun_ns in read_nccl_under_way(path)]
+                begun_ns = min(read_nccl_under_way(path), default=None)
             except ReaderError as error:
                 self._problems[str(error)] = None
+                continue
+            if begun_ns is not None:
+                found[rank] = (now_ns - begun_ns) / 1e9
         return found
 
     def _world_size(self) -> int:

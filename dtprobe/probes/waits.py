@@ -24,6 +24,9 @@ SAME_SIZES = (
 )
 """All members hand over tensors of the same size."""
 MOVING = (Life.WORKS, Life.FILES)
+LOADS_S = 10.0
+"""So long may the host of a rank in an operation on a GPU be loading kernels, which looks like spinning on a stream. The first steps of two
+ranks did for 3 to 4 s (two H200, seven jobs at a time)."""
 LAST = 0.25
 LAST_S = 5.0
 """An operation that has less than this left of its timeout, and less than this share of it, is as good as lost: the evidence is
@@ -101,11 +104,14 @@ def judge(
     quiet_s: float,
     patience_s: float,
     now_ns: int,
+    inside: Mapping[int, float] | None = None,
 ) -> Hang | Wait:
     """Whether `stall` is a hang.
 
     `gil` are ranks whose interpreter lock is held by a thread that does nothing, in words; `fresh` those whose records are of
     now; `quiet_s` is how long a rank must have been without progress to count as stuck, `patience_s` how long one may only sleep.
+    `inside` are ranks whose host is in a call to NCCL, with the seconds since: there it makes communicators and connections and loads kernels,
+    so that processor time is work, up to `patience_s`.
     """
     graph = _Graph(records, fresh, world_size)
     waiting, reach, free = graph.follow(stall)
@@ -140,7 +146,12 @@ def judge(
     alive = [rank for rank in sorted(reach) if rank in findings and findings[rank].alive]
     if _by_device(operation):
         alive = [rank for rank in alive if findings[rank].life is not Life.WORKS or graph.waits_in(rank) is None]
-    alive += [] if reach or _by_device(operation) else [rank for rank in waiting if findings[rank].life in MOVING]
+    if not reach:
+        works = [rank for rank in waiting if findings[rank].life in MOVING]
+        if _by_device(operation):
+            loads = now_ns - operation.created_ns < min(LOADS_S, timeout_s / 2) * 1e9
+            works = [] if late else [rank for rank in works if loads or (inside or {}).get(rank, patience_s) < patience_s]
+        alive += works
     if alive:
         because = _listed(alive, said)
         return hang(Kind.TIMEOUT, alive, f"{soon}; {because}") if late else Wait(operation=operation, because=because)

@@ -34,13 +34,14 @@ def done(count, group="0"):
     return [call("all_reduce", seq, group, ago_s=100 - seq) for seq in range(1, count + 1)]
 
 
-def judged(calls, findings, *, fresh=None, gil=None, world=None, members=None):
+def judged(calls, findings, *, fresh=None, gil=None, world=None, members=None, inside=None, suspect_s=15):
     """The answer for the first stall that is found."""
     records = {rank: Records(operations=tuple(some), members=members or {}) for rank, some in calls.items()}
     fresh = list(calls) if fresh is None else fresh
     world = world or len(findings)
-    first = min(stall.find(records, NOW_NS, 15, world, fresh), key=lambda one: one.operation.created_ns)
-    return judge(first, records, findings, gil or {}, fresh=fresh, world_size=world, quiet_s=11, patience_s=60, now_ns=NOW_NS)
+    first = min(stall.find(records, NOW_NS, suspect_s, world, fresh), key=lambda one: one.operation.created_ns)
+    limits = {"quiet_s": 11, "patience_s": 60, "now_ns": NOW_NS}
+    return judge(first, records, findings, gil or {}, fresh=fresh, world_size=world, inside=inside, **limits)
 
 
 def waiting(seq, name="all_reduce", group="0", **more):
@@ -149,6 +150,26 @@ def test_a_rank_in_an_operation_on_a_gpu_may_spin_and_is_not_at_work_for_that():
     assert judged(calls, {0: WORKS, 1: WORKS}).kind is Kind.SYMMETRIC
     calls[1] = done(3)
     assert isinstance(judged(calls, {0: WORKS, 1: WORKS}), Wait)
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "timeout_s", "inside", "finding", "hang"),
+    [
+        (20.0, 1800, {0: 19.0}, WORKS, False),
+        (90.0, 1800, {0: 89.0}, WORKS, True),
+        (20.0, 1800, {0: 19.0}, BLOCKED, True),
+        (5.0, 1800, {}, WORKS, False),
+        (5.0, 1800, {}, BLOCKED, True),
+        (5.0, 8, {}, WORKS, True),
+        (20.0, 21, {0: 19.0}, WORKS, True),
+    ],
+)
+def test_a_host_that_makes_connections_or_loads_kernels_for_a_gpu_is_at_work_until_it_is_late(
+    ago_s, timeout_s, inside, finding, hang
+):
+    calls = {rank: [*done(3), waiting(4, backend="nccl", ago_s=ago_s, timeout_s=timeout_s)] for rank in (0, 1)}
+    answer = judged(calls, {0: finding, 1: finding}, inside=inside, suspect_s=2)
+    assert isinstance(answer, Hang) is hang and (not hang or answer.kind is Kind.SYMMETRIC), answer
 
 
 def test_who_belongs_to_a_new_group_is_not_guessed_from_who_came_first():

@@ -124,7 +124,11 @@ def nightly(
     ] = None,
     pin: Annotated[
         Path | None,
-        typer.Option("--pin", help="Write what was measured into this file, as a baseline.", rich_help_panel=TELLING),
+        typer.Option(
+            "--pin",
+            help="Write what was measured into this file, as a baseline; one that exists is widened.",
+            rich_help_panel=TELLING,
+        ),
     ] = None,
     against: Annotated[
         Path | None,
@@ -174,6 +178,8 @@ def nightly(
         pages.check_file("--claims", claims)
     if pin is not None:
         pages.check_file("--pin", pin)
+        if pin.exists():
+            baseline.load(pin, "--pin")
     pinned = None if against is None else baseline.load(against)
     found = catalog.load(path or ())
     wanted = selection.Wanted(

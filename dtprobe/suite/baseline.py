@@ -1,6 +1,7 @@
-"""Baselines: what a night measured on one kind of machine, pinned in a file, and how a later night differs from it.
+"""Baselines: what nights measured on one kind of machine, pinned in a file, and how a later night differs from it.
 
-A figure differs where its interval and the pinned one do not meet. Of one repeat no noise is known, so it is not compared.
+A figure differs where its interval and the pinned one do not meet. Of one repeat no noise is known, so it is not compared. A night that is
+pinned into an existing file widens its intervals: repeats within a night scatter less than nights do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ MACHINE = ("kernel", "architecture", "distribution", "cpu", "cores", "memory_byt
 """What of the machine's facts decides figures; names, loads and what is free at the moment do not."""
 
 ARMS = ("control", "fault", "mitigated")
+RANGE = "range of the intervals of several nights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,9 @@ class Baseline(BaseModel):
 
     schema_: Literal["dtprobe.baseline/1"] = Field(default=SCHEMA, alias="schema")
     night: str
+    """The last one."""
+    nights: list[str] = Field(default_factory=list)
+    """All, oldest first; a file of one night may leave it out."""
     machine: dict[str, Any]
     versions: dict[str, str]
     seed: int | None = None
@@ -113,12 +118,50 @@ def _figure(metric: Mapping[str, Any], arm: str) -> Figure | None:
 
 
 def write(path: Path, summary: Mapping[str, Any]) -> None:
-    """Pin a night into a file."""
-    write_json(path, pinned(summary).model_dump(by_alias=True))
+    """Pin a night into a file; one that exists is widened. UsageError where that is no baseline, or one of other machines or versions."""
+    found = pinned(summary)
+    if path.exists():
+        earlier = load(path, "--pin")
+        if differs := elsewhere(earlier, summary):
+            raise UsageError(
+                f"--pin {path}: {differs}", "give another file: figures of unlike machines have no spread in common"
+            )
+        found = widened(earlier, found)
+    write_json(path, found.model_dump(by_alias=True))
 
 
-def load(path: Path) -> Baseline:
-    """A baseline from its file; UsageError where it cannot be read or is none."""
+def widened(earlier: Baseline, later: Baseline) -> Baseline:
+    """The later baseline with what the earlier one has besides: scenarios, nights, and of each figure of an equal verdict the whole range."""
+    scenarios = dict(earlier.scenarios)
+    for name, now in later.scenarios.items():
+        then = earlier.scenarios.get(name)
+        alike = then is not None and (then.verdict, then.mitigation) == (now.verdict, now.mitigation)
+        scenarios[name] = _ranging(then, now) if then is not None and alike else now
+    nights = dict.fromkeys([*(earlier.nights or [earlier.night]), *(later.nights or [later.night])])
+    return later.model_copy(update={"scenarios": dict(sorted(scenarios.items())), "nights": list(nights)})
+
+
+def _ranging(then: Measured, now: Measured) -> Measured:
+    metrics = {}
+    for name, new in now.metrics.items():
+        old = then.metrics.get(name)
+        arms = {arm: _range(getattr(old, arm, None), getattr(new, arm)) for arm in ARMS}
+        metrics[name] = Figures(
+            unit=new.unit, **(arms if old is not None and old.unit == new.unit else {arm: getattr(new, arm) for arm in ARMS})
+        )
+    return now.model_copy(update={"metrics": metrics})
+
+
+def _range(then: Figure | None, now: Figure | None) -> Figure | None:
+    if then is None or now is None:
+        return now
+    return now.model_copy(
+        update={"low": min(then.low, now.low), "high": max(then.high, now.high), "n": then.n + now.n, "method": RANGE}
+    )
+
+
+def load(path: Path, option: str = "--against") -> Baseline:
+    """A baseline from its file; UsageError, naming the option that gave it, where it cannot be read or is none."""
     try:
         return Baseline.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -126,7 +169,7 @@ def load(path: Path) -> Baseline:
     except ValidationError as error:
         first = error.errors()[0]
         why = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
-    raise UsageError(f"--against {path}: {why}", "give a file that --pin wrote")
+    raise UsageError(f"{option} {path}: {why}", "give a file that --pin wrote")
 
 
 def differences(baseline: Baseline, summary: Mapping[str, Any]) -> list[Difference]:

@@ -55,6 +55,34 @@ def test_what_differs_beyond_its_noise_is_told_with_both_values(now, what):
     assert one.what == what and one.pinned in one.because and one.now in one.because
 
 
+def test_a_second_night_widens_what_is_pinned_and_keeps_what_it_did_not_run(tmp_path):
+    path = tmp_path / "b.json"
+    first, second = night(1.0), night(1.5) | {"night": "m"}
+    other = copy.deepcopy(first["scenarios"][0]) | {"scenario": "other"}
+    first["scenarios"].append(other)
+    baseline.write(path, first)
+    baseline.write(path, second)
+    found = baseline.load(path)
+    assert found.nights == ["n", "m"] and set(found.scenarios) == {"leak", "other"}
+    figure = found.scenarios["leak"].metrics["took_s"].fault
+    assert (figure.low, figure.high, figure.n) == (0.9, 1.6, 10)
+    assert not baseline.differences(found, night(1.2)) and baseline.differences(found, night(1.8))
+    baseline.write(path, night(9.0, verdict="refuted"))
+    figure = baseline.load(path).scenarios["leak"].metrics["took_s"].fault
+    assert (figure.low, figure.n) == (8.9, 5), "another verdict has figures of its own"
+
+
+def test_pinning_into_what_is_no_baseline_or_another_machine_s_changes_nothing(tmp_path):
+    path = tmp_path / "b.json"
+    other = night()
+    other["machine"] |= {"cores": 32}
+    for text, says in (("{}", "--pin"), (json.dumps(baseline.pinned(other).model_dump(by_alias=True)), "cores 2, pinned 32")):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=says):
+            baseline.write(path, night())
+        assert path.read_text() == text
+
+
 def test_one_repeat_has_no_noise_to_compare_with():
     assert not baseline.differences(baseline.pinned(night(n=1, spread=0)), night(9.0))
     assert not baseline.differences(baseline.pinned(night()), night(9.0, n=1, spread=0))
@@ -109,7 +137,7 @@ def test_committed_baselines_say_where_and_how_often_they_were_measured(path):
     found = baseline.load(path)
     assert found.machine["gpus"] and found.versions["torch"] and found.scenarios
     figures = [figures for one in found.scenarios.values() for figures in one.metrics.values()]
-    assert figures and all(figures.control or figures.fault for figures in figures)
+    assert figures and all(one.control or one.fault or one.mitigated for one in figures)
 
 
 def test_a_night_pins_itself_and_is_compared(tmp_path):

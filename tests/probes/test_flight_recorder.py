@@ -97,7 +97,7 @@ def test_a_stopped_rank_is_named_with_its_state_from_what_it_last_said(ranks):
 def test_the_records_from_before_the_timeout_are_kept_when_it_comes_before_the_suspicion(ranks):
     job = ranks(2)
     job.under(FlightRecorder(interval_s=0.1, suspect_s=60))
-    job.run(SKIPPED, {"TIMEOUT_S": "2"})
+    job.run(SKIPPED, {"TIMEOUT_S": "4"})
     job.until(lambda: job.children[0].poll() is not None, "the timeout")
     job.stop()
     assert len(job.suspected) == 1, "half of the collective's own timeout counts as well"

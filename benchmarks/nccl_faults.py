@@ -1,8 +1,10 @@
 """Every NCCL fault on real NCCL: what the ranks see, how long it takes, what fired and what the ring says while it lasts.
 
-    python benchmarks/nccl_faults.py [--gpus 2] [--only hole,drop] [--json FILE]
+    python benchmarks/nccl_faults.py [--gpus 2] [--only hole,drop] [--repeats 1] [--jobs 1] [--json FILE]
 
-Each case is a `torchrun` of its own with its own limit; all of them take about 7 minutes on two GPUs.
+Each case is a `torchrun` of its own with its own limit; one at a time they take about 10 minutes on two GPUs. In the `restart` cases rank 1
+ends before the first collective of the first attempt, and the second attempt of `torchrun --max-restarts=1` counts: with the store of the first one, without
+it, and with `dtprobe.framework.bootstrap`.
 From a checkout that is not installed: PYTHONPATH=. in front.
 """
 
@@ -12,15 +14,18 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
+from _ranks import free_port
 from rich.console import Console
 from rich.table import Table
 
@@ -30,7 +35,8 @@ from dtprobe.inject.spec import parse
 from dtprobe.readers.nccl_ring import read_nccl_ring
 
 LIMIT_S = 60
-LOOK_S = 8
+LOOK_S = 4
+"""After the first fault that fired, the rings are looked at."""
 STEPS = 12
 CASES = {
     "healthy": (),
@@ -52,14 +58,27 @@ CASES = {
     "block": ("nccl:block,rank=1,call=ncclAllReduce,nth=4",),
     "block-released": ("nccl:block,call=ncclAllReduce,nth=4,for_s=3",),
     "hole": ("nccl:block,call=ncclAllReduce,nth=4,where=stream",),
+    "restart-static": (),
+    "restart": (),
+    "restart-unshared": (),
+    "restart-cured": (),
     "hole-released": ("nccl:block,call=ncclAllReduce,nth=4,where=stream,for_s=3",),
 }
+RESTARTS = {
+    "restart-static": ("--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1"),
+    "restart": ("--standalone",),
+    "restart-unshared": ("--standalone",),
+    "restart-cured": ("--standalone",),
+}
+"""Of the cases in which the first attempt fails before NCCL's first call has ended: torchrun's rendezvous."""
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--gpus", type=int, default=2)
     options.add_argument("--only", default="", help="cases, comma separated: " + ", ".join(CASES))
+    options.add_argument("--repeats", type=int, default=1)
+    options.add_argument("--jobs", type=int, default=1, help="cases at a time; more than one makes times less exact")
     options.add_argument("--json", type=Path, help="also write the rows here")
     options.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     chosen = options.parse_args()
@@ -70,26 +89,31 @@ def main() -> int:
         options.error(f"no such case: {', '.join(odd)}")
     known, _ = catalog.injectors()
     module = sys.modules["_dtprobe_injector_nccl"]
-    shown = Table("case", "exit", "s", "fired (rank, call, nth)", f"ring after {LOOK_S} s", "last words")
-    rows = []
+    shown = Table("case", "exit", "s", "fired (rank, call, nth)", f"ring {LOOK_S} s after that", "last words")
     with tempfile.TemporaryDirectory() as scratch:
         shim = module.build.shim(folder=Path(scratch))
         if isinstance(shim, Unavailable):
             sys.exit(str(shim))
-        for name in names:
-            place = Path(scratch, name)
+
+        def run(turn: tuple[str, int]) -> dict[str, Any]:
+            name, repeat = turn
+            place = Path(scratch, f"{name}-{repeat}")
             lines = [module.plan_line(parse(text, known, world_size=chosen.gpus), 1, i) for i, text in enumerate(CASES[name])]
-            row = {"case": name, **one(module, shim, place, lines, chosen.gpus)}
-            rows.append(row)
-            shown.add_row(*(str(row[key]) for key in ("case", "exit", "seconds", "fired", "ring", "words")))
+            row = {"case": name, **one(module, shim, place, lines, chosen.gpus, name)}
             print(json.dumps(row), file=sys.stderr, flush=True)
+            return row
+
+        with ThreadPoolExecutor(chosen.jobs) as pool:
+            rows = list(pool.map(run, [(name, repeat) for name in names for repeat in range(chosen.repeats)]))
+    for row in rows:
+        shown.add_row(*(str(row[key]) for key in ("case", "exit", "seconds", "fired", "ring", "words")))
     Console(width=180).print(shown)
     if chosen.json:
         chosen.json.write_text(json.dumps(rows, indent=1), "utf-8")
     return 0
 
 
-def one(module: Any, shim: Path, place: Path, lines: list[str], gpus: int) -> dict[str, Any]:
+def one(module: Any, shim: Path, place: Path, lines: list[str], gpus: int, name: str) -> dict[str, Any]:
     """One case from start to end."""
     arm = place / "arm"
     arm.mkdir(parents=True)
@@ -104,14 +128,25 @@ def one(module: Any, shim: Path, place: Path, lines: list[str], gpus: int) -> di
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "2000",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}", __file__, "--worker"]
+    launch = ("--standalone",)
+    if name in RESTARTS:
+        environ["FAILS_FIRST"] = name
+        launch = (*RESTARTS[name], "--max-restarts=1", *((f"--master-port={free_port()}",) if name == "restart-static" else ()))
+    if name == "restart-unshared":
+        environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", *launch, f"--nproc-per-node={gpus}", "--monitor-interval=0.1"),
+        *(__file__, "--worker"),
+    ]
     start = time.monotonic()
-    ring = ""
+    ring, since = "", 0.0
     with (place / "out").open("w+", encoding="utf-8") as out:
         process = subprocess.Popen(command, env=environ, stdout=out, stderr=subprocess.STDOUT)
         try:
             while process.poll() is None and time.monotonic() - start < LIMIT_S:
-                if not ring and any(arm.rglob("*.ring")) and time.monotonic() - start > LOOK_S:
+                if not since and any('"fired"' in path.read_text("ascii") for path in arm.rglob("nccl-*.jsonl")):
+                    since = time.monotonic()
+                if since and not ring and time.monotonic() - since > LOOK_S:
                     ring = state(arm)
                 time.sleep(0.2)
         finally:
@@ -124,7 +159,9 @@ def one(module: Any, shim: Path, place: Path, lines: list[str], gpus: int) -> di
         for line in map(json.loads, path.read_text("ascii").splitlines())
         if line["kind"] == "fired"
     ]
-    words = [line.strip() for line in text.splitlines() if "Error" in line or "step" in line or "imeout" in line]
+    words = [
+        line.strip() for line in text.splitlines() if re.search(r"Error|step|imeout", line) and "ChildFailedError" not in line
+    ]
     code = process.returncode
     return {
         "exit": "still running" if seconds >= LIMIT_S else code,
@@ -171,14 +208,40 @@ def worker(environ: Mapping[str, str] = os.environ) -> int:
 
     device = torch.device("cuda", int(environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=10))
+    limit = datetime.timedelta(seconds=10)
+    again = environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    first = "FAILS_FIRST" in environ and not again
+    with contextlib.ExitStack() as entered:
+        if environ.get("FAILS_FIRST") == "restart-cured":
+            from dtprobe.framework.bootstrap import resolve, start
+
+            entered.enter_context(start(resolve(environ), backend="nccl", deadline_s=30, timeout_s=10))
+        else:
+            dist.init_process_group("nccl", timeout=limit)
+        if first and dist.get_rank() == 1:
+            time.sleep(2)  # rank 0 is in its first all-reduce by then, and its ncclUniqueId in the store
+            os._exit(1)
+        if again and dist.get_rank() == 0:
+            time.sleep(0.5)  # as ranks come later that load something first
+        steps(device, again)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return 0
+
+
+def steps(device: Any, again: bool) -> None:
+    """An all-reduce and a broadcast a step."""
+    import torch
+    import torch.distributed as dist
+
     for step in range(STEPS):
         data, told = torch.ones(512, device=device), torch.full((512,), float(dist.get_rank()), device=device)
         dist.all_reduce(data)
         dist.broadcast(told, 0)
-        print(f"rank {dist.get_rank()} step {step} sum {data.sum().item()} root {told[0].item()}", flush=True)
-    dist.destroy_process_group()
-    return 0
+        print(
+            f"{'restarted ' * again}rank {dist.get_rank()} step {step} sum {data.sum().item()} root {told[0].item()}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

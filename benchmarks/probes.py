@@ -20,9 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,39 @@ for line in sys.stdin:
     began, cpu = time.perf_counter(), time.process_time()
     for _ in range(steps):
         step()
+    print(json.dumps([time.perf_counter() - began, time.process_time() - cpu]), flush=True)
+"""
+NCCL_WORKER = """
+import json, os, sys, time
+import torch
+import torch.distributed as dist
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", init_method="file://" + os.environ["STORE"], rank=rank, world_size=2)
+data = torch.ones(256, device="cuda")
+layers = [torch.nn.Linear(256, 256) for _ in range(8)]
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers).cuda())
+batch = torch.ones(64, 256, device="cuda")
+def all_reduce():
+    dist.all_reduce(data)
+def ddp():
+    model.zero_grad()
+    model(batch).sum().backward()
+step = {"all_reduce": all_reduce, "ddp": ddp}[os.environ["STEP"]]
+for _ in range(2200):
+    dist.all_reduce(data)
+for _ in range(20):
+    step()
+torch.cuda.synchronize()
+print("ready", flush=True)
+for line in sys.stdin:
+    steps = int(line)
+    dist.barrier()
+    torch.cuda.synchronize()
+    began, cpu = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        step()
+    torch.cuda.synchronize()
     print(json.dumps([time.perf_counter() - began, time.process_time() - cpu]), flush=True)
 """
 WORLD_SIZE = 2
@@ -125,11 +158,11 @@ class Job:
 
 
 @contextmanager
-def job(probes: Sequence[Any]) -> Iterator[tuple[Job, list[Any]]]:
-    """A job with the recorders' wrapping and environment, and the recorders, not started."""
+def job(probes: Sequence[Any], worker: str = WORKER, given: Mapping[str, str] | None = None) -> Iterator[tuple[Job, list[Any]]]:
+    """A job with the recorders' wrapping and environment, and the recorders, not started; `given` are variables of the worker's."""
     with tempfile.TemporaryDirectory(prefix="dtp") as name:
         folder = Path(name)
-        (folder / "worker.py").write_text(WORKER, encoding="utf-8")
+        (folder / "worker.py").write_text(worker, encoding="utf-8")
         ranks: list[subprocess.Popen[str]] = []
         made: Job | None = None
         where = Where(
@@ -152,6 +185,7 @@ def job(probes: Sequence[Any]) -> Iterator[tuple[Job, list[Any]]]:
                     "OMP_NUM_THREADS": "1",
                     "GLOO_SOCKET_IFNAME": "lo",
                     "DTPROBE_RANK_FOLDER": str(where.rank_folder(rank)),
+                    **(given or {}),
                 }
                 for recorder in recorders:
                     argv = recorder.wrap(rank, argv)
@@ -191,8 +225,11 @@ class Cost:
     served: list[float]
     """The same of the threads that it has in the ranks, of one rank's core."""
     said: dict[str, None]
+    step_s: list[float] = field(default_factory=list)
+    """Of a step without the recorder."""
 
-    def pair(self, bare: tuple[float, float], probed: tuple[float, float]) -> None:
+    def pair(self, bare: tuple[float, float], probed: tuple[float, float], steps: int) -> None:
+        self.step_s.append(bare[0] / steps)
         self.wall.append(probed[0] / bare[0])
         self.cpu.append(probed[1] / bare[1])
 
@@ -207,9 +244,18 @@ def steps_for(seconds: float, one: Job) -> int:
     return max(10, int(100 * seconds / one.stretch(100)[0]))
 
 
-def light(name: str, probes: Sequence[Any], pairs: int, seconds: float, rng: random.Random, tick: Any) -> Cost:
+def light(
+    name: str,
+    probes: Sequence[Any],
+    pairs: int,
+    seconds: float,
+    rng: random.Random,
+    tick: Any,
+    worker: str = WORKER,
+    given: Mapping[str, str] | None = None,
+) -> Cost:
     cost = Cost(name, [], [], [], [], {})
-    with job(probes) as (one, recorders):
+    with job(probes, worker, given) as (one, recorders):
         steps = steps_for(seconds, one)
         lasted_s, before_s = 0.0, one.served_s()
         with recording(one, recorders) as recorded:
@@ -217,27 +263,36 @@ def light(name: str, probes: Sequence[Any], pairs: int, seconds: float, rng: ran
                 took = {}
                 for one.visible in rng.sample((False, True), 2):
                     took[one.visible] = one.stretch(steps)
-                cost.pair(took[False], took[True])
+                cost.pair(took[False], took[True], steps)
                 lasted_s += took[False][0] + took[True][0]
                 tick()
         cost.recorded(recorded, one.served_s() - before_s, lasted_s)
     return cost
 
 
-def whole(name: str, probes: Sequence[Any], pairs: int, seconds: float, rng: random.Random, tick: Any) -> Cost:
+def whole(
+    name: str,
+    probes: Sequence[Any],
+    pairs: int,
+    seconds: float,
+    rng: random.Random,
+    tick: Any,
+    worker: str = WORKER,
+    given: Mapping[str, str] | None = None,
+) -> Cost:
     cost = Cost(name, [], [], [], [], {})
     steps = 0
     for _ in range(pairs):
         took = {}
         for probed in rng.sample((False, True), 2):
-            with job(probes if probed else ()) as (one, recorders):
+            with job(probes if probed else (), worker, given) as (one, recorders):
                 steps = steps or steps_for(10 * seconds, one)
                 before_s = one.served_s()
                 with recording(one, recorders) as recorded:
                     took[probed] = one.stretch(steps)
                 if probed:
                     cost.recorded(recorded, one.served_s() - before_s, took[True][0])
-        cost.pair(took[False], took[True])
+        cost.pair(took[False], took[True], steps)
         tick()
     return cost
 

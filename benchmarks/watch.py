@@ -1,6 +1,7 @@
 """What `dtprobe watch` costs a job: a step loop of two gloo ranks, watched and not, interleaved.
 
     python benchmarks/watch.py [--pairs 60] [--seconds 0.5] [--whole 5]
+    python benchmarks/watch.py --gpus    # two ranks on NCCL: 1 KB all-reduces back to back, and a small DDP step
 
 The first row: the watch runs beside the same two processes all the time, and sees them or not, in pairs of stretches of random
 order. The second: pairs of whole jobs, with the watch and its hook in the ranks, and without either. The ranks' flight recorders are full
@@ -11,10 +12,13 @@ interval, and of the ranks' processor time, which says more on a machine with ot
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import os
 import random
+import statistics
 
-from probes import light, percent, whole
+from probes import NCCL_WORKER, WORKER, light, percent, whole
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -23,6 +27,7 @@ from dtprobe import watch
 from dtprobe.probes.hang import Found, Watched
 
 SUSPECT_S = 15.0
+SAFE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 
 def main() -> None:
@@ -31,6 +36,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="length of a stretch")
     parser.add_argument("--whole", type=int, default=5, help="pairs of whole jobs, of ten such lengths")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--gpus", action="store_true", help="two ranks on two GPUs; NCCL's ring is part of the watch there")
     arguments = parser.parse_args()
     console, rng = Console(), random.Random(arguments.seed)
 
@@ -38,16 +44,22 @@ def main() -> None:
         console.print(f"a healthy job was suspected: {found}", style="bold red", highlight=False)
 
     recorders = watch.recorders(Watched(told=alarm, resumed=alarm, bundled=lambda: None), SUSPECT_S)
-    table = Table("watch", "n", "step time", "ranks' processor time", "own, of a core", "its threads, of a rank's core")
-    rows = (("beside the same processes", light, arguments.pairs), ("whole jobs, with its hook", whole, arguments.whole))
+    table = Table(
+        "watch", "n", "step, us", "step time", "ranks' processor time", "own, of a core", "its threads, of a rank's core"
+    )
+    rows = [("beside the same processes", light, arguments.pairs), ("whole jobs, with its hook", whole, arguments.whole)]
+    kinds = [(NCCL_WORKER, {**SAFE, "STEP": step}) for step in ("all_reduce", "ddp")] if arguments.gpus else [(WORKER, {})]
     with Progress(console=console, transient=True) as progress:
-        for name, measure, pairs in rows:
+        for (worker, given), (how, measure, pairs) in itertools.product(kinds, rows):
             if pairs < 1:
                 continue
+            name = ", ".join([how, *([given["STEP"]] if given else [])])
             task = progress.add_task(name, total=pairs)
-            cost = measure(name, recorders, pairs, arguments.seconds, rng, lambda task=task: progress.advance(task))
+            tick = functools.partial(progress.advance, task)
+            cost = measure(name, recorders, pairs, arguments.seconds, rng, tick, worker, given)
             shares = (percent(cost.own, 0), percent(cost.served, 0))
-            table.add_row(name, str(len(cost.wall)), percent(cost.wall), percent(cost.cpu), *shares)
+            step = f"{1e6 * statistics.median(cost.step_s):.1f}"
+            table.add_row(name, str(len(cost.wall)), step, percent(cost.wall), percent(cost.cpu), *shares)
     console.print(table)
     console.print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", highlight=False)
 

@@ -24,7 +24,7 @@ CULPRIT = 1
 STEP = 6
 """In this step, counted from 0."""
 
-DIFFERENCES = ("skip", "type", "shape", "root", "order", "gil")
+DIFFERENCES = ("skip", "type", "shape", "root", "order", "gil", "stop")
 TIMEOUT_S = 6.0
 AWAY_S = 20.0
 """Longer than the watchdog takes to end the others, so that nobody comes to the rescue."""

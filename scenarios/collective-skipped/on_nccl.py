@@ -1,7 +1,8 @@
 """A training loop on GPUs whose ranks reduce once a step over NCCL, and rank 1, which at one step does otherwise.
 
 `--differs` says how: it leaves the all-reduce out and goes elsewhere (`skip`), calls another collective (`type`), brings half as many
-elements (`shape`), names another root (`root`), enters two groups in the other order (`order`), or holds the interpreter's lock (`gil`).
+elements (`shape`), names another root (`root`), enters two groups in the other order (`order`), holds the interpreter's lock (`gil`), or stops
+itself (`stop`).
 `--checked` runs each step under `dtprobe.framework.checked`.
 
 By hand: `torchrun --standalone --nproc-per-node 2 on_nccl.py --differs skip`
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -100,6 +103,8 @@ def main() -> None:
                         time.sleep(AWAY_S)
                     elif args.calls == "gil":
                         hold(AWAY_S)
+                    elif args.calls == "stop":
+                        os.kill(os.getpid(), signal.SIGSTOP)
                 try:
                     if not (now and args.calls == "skip"):
                         reduce(groups, tensor, args.calls, now)

@@ -11,8 +11,12 @@ if TYPE_CHECKING:
     from dtprobe import Evidence
 
 
-def _arm(patterns: str, device: str = "cpu") -> Arm:
-    return Arm("worker.py", args=("--patterns", patterns, "--device", device))
+def _arm(patterns: str, device: str = "cpu", elements: int = 1024) -> Arm:
+    return Arm("worker.py", args=("--patterns", patterns, "--device", device, "--elements", str(elements)))
+
+
+LARGE = 1 << 24
+"""Elements: a kernel of NCCL's has read a small tensor before the next kernel of the same GPU can write to it (6 of 12 tries at 4 KB)."""
 
 
 GPU = {
@@ -74,10 +78,10 @@ gpu = scenario.with_variant(
 gpu_overwritten = overwritten.with_variant(
     "gpu-overwritten",
     title=f"{overwritten.title} (NCCL, two GPUs)",
-    control=_arm("waited", "cuda"),
-    fault=_arm("overwritten", "cuda"),
-    mitigated=_arm("by_function_overwritten", "cuda"),
-    **GPU,
+    control=_arm("waited", "cuda", LARGE),
+    fault=_arm("overwritten", "cuda", LARGE),
+    mitigated=_arm("by_function_overwritten", "cuda", LARGE),
+    **{**GPU, "certifies_not": "Two GPUs of one host, tensors of 64 MiB, one stream of the program's own."},
 )
 
 

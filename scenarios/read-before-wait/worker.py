@@ -21,7 +21,6 @@ from torch.distributed import distributed_c10d as c10d
 from dtprobe import attempt
 from dtprobe.authoring.rendezvous import join
 
-N = 1024
 PATIENCE_S = 2.0
 JUNK = -100.0
 
@@ -29,8 +28,8 @@ Free = Callable[[], None]
 """Called by the rank that is ahead when the other may come."""
 
 
-def brought(rank: int, device: str) -> torch.Tensor:
-    return torch.full((N,), float(rank + 1), device=device)
+def brought(rank: int, device: str, elements: int) -> torch.Tensor:
+    return torch.full((elements,), float(rank + 1), device=device)
 
 
 def waited(x: torch.Tensor, free: Free) -> torch.Tensor:
@@ -101,12 +100,12 @@ def come(key: str) -> None:
         c10d._get_default_store().wait([key], timedelta(seconds=PATIENCE_S))
 
 
-def trial(name: str, number: int, rank: int, device: str) -> None:
+def trial(name: str, number: int, rank: int, device: str, elements: int) -> None:
     key = f"free/{name}/{number}"
     pattern = PATTERNS[name]
     sends = pattern in SENDING
     ahead = rank == (0 if sends else number % 2)
-    x = brought(rank, device)
+    x = brought(rank, device, elements)
     with attempt(name, trial=number, ahead=ahead) as made:
         if ahead:
             result = pattern(x, lambda: c10d._get_default_store().set(key, ""))
@@ -118,7 +117,7 @@ def trial(name: str, number: int, rank: int, device: str) -> None:
         made.note(wrong=int((result != wanted).sum()), own=bool((result == rank + 1.0).all()), value=result[0].item())
 
 
-def exchange(trials: int, rank: int) -> None:
+def exchange(trials: int, rank: int, elements: int) -> None:
     from dtprobe.framework.groups import Groups
     from dtprobe.framework.pipeline import Exchange, Transfer
 
@@ -126,7 +125,7 @@ def exchange(trials: int, rank: int) -> None:
         for number in range(trials):
             dist.barrier()
             key = f"free/{EXCHANGED}/{number}"
-            x = brought(rank, "cpu")
+            x = brought(rank, "cpu", elements)
             direction = "send" if rank == 0 else "receive"
             with attempt(EXCHANGED, trial=number, ahead=rank == 0) as made:
                 if rank == 1:
@@ -143,16 +142,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--patterns", default="waited", help=f"{', '.join([*PATTERNS, EXCHANGED])}: one after the other")
     parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--elements", type=int, default=1024, help="of the tensor, float32")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     rank = join(30.0, device=args.device)
     for name in args.patterns.split(","):
         if name == EXCHANGED:
-            exchange(args.trials, rank)
+            exchange(args.trials, rank, args.elements)
             continue
         for number in range(args.trials):
             dist.barrier()
-            trial(name, number, rank, args.device)
+            trial(name, number, rank, args.device, args.elements)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -19,6 +19,7 @@ FAULT = f"collective:corrupt,rank={CULPRIT},op=all_reduce,nth=13,element=1234,bi
 """The 13th all-reduce, that of step 12; a bit of the mantissa: the gradient of one weight changes by at most an eighth."""
 
 ARMS = ("control", "fault", "mitigated")
+CUDA = ("--device", "cuda")
 
 scenario = Scenario(
     name="silent-divergence",
@@ -42,6 +43,22 @@ scenario = Scenario(
 )
 
 
+gpu = scenario.with_variant(
+    "gpu",
+    title=f"{scenario.title} (weights on GPUs)",
+    certifies_not="Three ranks on two GPUs, over gloo, since NCCL takes one rank a GPU and two cannot outvote each other. Nothing about what a "
+    "defective GPU does: there one instruction on certain data is wrong, again and again.",
+    needs=("linux", "torch", "cuda:2"),
+    tags=("gpu",),
+    measures_cost=False,
+    control=Arm("worker.py", args=CUDA),
+    fault=Arm("worker.py", args=CUDA, faults=(FAULT,)),
+    mitigated=Arm("worker.py", args=(*CUDA, "--guard"), faults=(FAULT,)),
+    expect={"torch>=2.9": "partly"},  # at one step of 30 the loss or the norm is on the other side of a rounding
+)
+
+
+@gpu.judge
 @scenario.judge
 def judge(evidence: Evidence) -> Verdict:
     """Steps after which hashes differ, against those whose logged loss or norm do; who is named, and how many steps later."""

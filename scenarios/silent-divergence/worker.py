@@ -35,11 +35,13 @@ def train(args: argparse.Namespace, rank: int) -> torch.Tensor:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 8))
     held_out, target = torch.randn(64, 64), torch.randn(64, 8)
+    device = torch.device("cuda", rank % torch.cuda.device_count()) if args.device == "cuda" else torch.device("cpu")
+    model, held_out, target = model.to(device), held_out.to(device), target.to(device)
     end_of_step = guard(args.guard, args.timeout_s)
     dist.barrier()  # all have imported what they need
     data = torch.Generator().manual_seed(rank + 1)
     for step in range(args.steps):
-        batch = torch.randn(16, 64, generator=data)
+        batch = torch.randn(16, 64, generator=data).to(device)
         loss = (model(batch) - batch[:, :8].sin()).square().mean()
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         flat = torch.nn.utils.parameters_to_vector(gradients)
@@ -49,7 +51,7 @@ def train(args: argparse.Namespace, rank: int) -> torch.Tensor:
         torch.nn.utils.vector_to_parameters(weights, model.parameters())
         with torch.no_grad():
             seen = (model(held_out) - target).square().mean().item()
-        digest = hashlib.blake2b(weights.numpy().tobytes(), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(weights.cpu().numpy().tobytes(), digest_size=16).hexdigest()
         record("step", step=step, loss=f"{seen:.4f}", norm=f"{torch.linalg.vector_norm(weights).item():.4f}", digest=digest)
         try:
             end_of_step(step, model)
@@ -66,6 +68,9 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--timeout-s", type=float, default=20)
     parser.add_argument("--guard", action="store_true")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: ranks take turns on the GPUs, still over gloo"
+    )
     args = parser.parse_args()
     dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout_s))
     rank = dist.get_rank()

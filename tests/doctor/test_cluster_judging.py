@@ -149,6 +149,12 @@ def test_high_latency_is_found_and_ordinary_spread_is_not() -> None:
     )
 
 
+@pytest.mark.parametrize(("kind", "slow"), [("between hosts", True), ("same host", False)])
+def test_late_by_a_slice_of_the_scheduler_tells_of_a_network_and_not_of_ranks_on_one_host(kind: str, slow: bool) -> None:
+    late = links(3, lambda a, b: 1e9, lambda a, b: 8.4e-4 if (a, b) == (0, 1) else 9.6e-5)
+    assert any(each.slow for each in matrix.judged([replace(each, kind=kind) for each in late])) is slow
+
+
 def test_on_a_busy_host_only_a_very_slow_link_is_a_problem() -> None:
     for factor, load, severity in ((5, 0.5, "warning"), (5, 9.0, "note"), (50, 9.0, "warning")):
         judged = matrix.judged(links(4, lambda a, b, factor=factor: 1e9 / factor if (a, b) == (0, 1) else 1e9))

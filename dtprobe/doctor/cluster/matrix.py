@@ -13,7 +13,9 @@ MOST = 32
 
 _FACTOR = {"between hosts": 2.0, "same host": 3.0}
 """So many times worse than its like is slow. Within a host the scheduler's noise is larger than any defect of the path."""
-_LATENCY_FACTOR, _LATENCY_SLACK_S = 3.0, 200e-6
+_LATENCY_FACTOR = 3.0
+_LATENCY_SLACK_S = {"between hosts": 200e-6, "same host": 3e-3}
+"""And by so much. Within a host a rank that waits for a processor for one slice of the scheduler's is late by milliseconds."""
 _FEW = 3
 
 
@@ -117,7 +119,7 @@ def _judged(kind: str, group: Sequence[Link]) -> list[Link]:
             if value * _FACTOR[kind] < rate:
                 times = max(times, rate / value)
                 why.append(f"{start} to {end}: {_mib(value)}, {rate / value:.1f} times below {like} ({_mib(rate)})")
-        if link.latency_s > max(_LATENCY_FACTOR * latency, latency + _LATENCY_SLACK_S):
+        if link.latency_s > max(_LATENCY_FACTOR * latency, latency + _LATENCY_SLACK_S[kind]):
             ratio = link.latency_s / latency
             times = max(times, ratio)
             why.append(f"latency {_us(link.latency_s)}, {ratio:.1f} times above {like} ({_us(latency)})")

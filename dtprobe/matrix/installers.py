@@ -70,7 +70,8 @@ class Uv:
         # Relocatable: its scripts find their interpreter also after the rename that ends the building.
         made = self._uv(["venv", "--relocatable", "--python", str(python), str(place)], RESOLVE_TIMEOUT_S)
         if made.returncode == 0:
-            into = ["--python", str(place / "bin" / "python"), "--no-deps", "-r", "-"]
+            # As pip does; else every rank compiles torch anew where PYTHONDONTWRITEBYTECODE is set, as in many containers.
+            into = ["--python", str(place / "bin" / "python"), "--no-deps", "--compile-bytecode", "-r", "-"]
             made = self._uv(["pip", "install", *into, *self._sources()], FILL_TIMEOUT_S, "\n".join(pins))
         return None if made.returncode == 0 else Unavailable(_why(made))
 

@@ -251,7 +251,7 @@ def _locked(place: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 def _key(interpreter: Interpreter, wanted: Sequence[str], install: Install) -> str:
     said = [str(interpreter.path.resolve()), interpreter.version, platform.machine(), *wanted]
-    said += [install.index, *install.find_links, install.build, install.installer]
+    said += [install.index, *install.find_links, install.build, install.installer, "bytecode"]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
 

@@ -26,8 +26,8 @@ from dtprobe.probes.waits import Hang, Kind, judge, named
 from dtprobe.readers.artifact import ReaderError
 from dtprobe.readers.nccl_ring import read_nccl_under_way
 
-SHARE, MOST_S = 0.1, 1.5
-"""Of the limit, and seconds at most, between two looks at the records while nothing is suspected."""
+SHARE, LEAST_S, MOST_S = 0.1, 0.25, 1.5
+"""Of the limit, and within so many seconds: between two looks at the records while nothing is suspected."""
 LOOK_S = 1.0
 """Between two looks at the ranks' processes while an operation is open."""
 QUIET = 0.75
@@ -84,7 +84,7 @@ class HangWatch:
 
 class HangWatchRecorder(FlightRecorderRecorder):
     def __init__(self, config: HangWatch, where: Where, clock: Clock | None = None) -> None:
-        interval_s = config.interval_s or min(MOST_S, config.suspect_s * SHARE)
+        interval_s = config.interval_s or min(MOST_S, max(LEAST_S, config.suspect_s * SHARE))
         super().__init__(FlightRecorder(interval_s=interval_s, suspect_s=config.suspect_s), where, clock)
         self._watch = config
         self._begun_s = self._clock.monotonic()

@@ -142,14 +142,13 @@ def widened(earlier: Baseline, later: Baseline) -> Baseline:
 
 
 def _ranging(then: Measured, now: Measured) -> Measured:
-    metrics = {}
-    for name, new in now.metrics.items():
-        old = then.metrics.get(name)
-        arms = {arm: _range(getattr(old, arm, None), getattr(new, arm)) for arm in ARMS}
-        metrics[name] = Figures(
-            unit=new.unit, **(arms if old is not None and old.unit == new.unit else {arm: getattr(new, arm) for arm in ARMS})
-        )
-    return now.model_copy(update={"metrics": metrics})
+    return now.model_copy(update={"metrics": {name: _wider(then.metrics.get(name), new) for name, new in now.metrics.items()}})
+
+
+def _wider(old: Figures | None, new: Figures) -> Figures:
+    if old is None or old.unit != new.unit:
+        return new
+    return Figures(unit=new.unit, **{arm: _range(getattr(old, arm), getattr(new, arm)) for arm in ARMS})
 
 
 def _range(then: Figure | None, now: Figure | None) -> Figure | None:

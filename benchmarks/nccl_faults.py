@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ LIMIT_S = 60
 LOOK_S = 4
 """After the first fault that fired, the rings are looked at."""
 STEPS = 12
+FAILS_FIRST = "FAILS_FIRST"
+"""Variable of the restart cases' ranks."""
 CASES = {
     "healthy": (),
     **{
@@ -58,25 +61,33 @@ CASES = {
     "block": ("nccl:block,rank=1,call=ncclAllReduce,nth=4",),
     "block-released": ("nccl:block,call=ncclAllReduce,nth=4,for_s=3",),
     "hole": ("nccl:block,call=ncclAllReduce,nth=4,where=stream",),
-    "restart-static": (),
-    "restart": (),
-    "restart-unshared": (),
-    "restart-cured": (),
     "hole-released": ("nccl:block,call=ncclAllReduce,nth=4,where=stream,for_s=3",),
 }
+
+
+@dataclass(frozen=True)
+class Restart:
+    """torchrun's rendezvous, further variables, and whether `dtprobe.framework.bootstrap` makes the group."""
+
+    launch: tuple[str, ...] = ("--standalone",)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    cured: bool = False
+
+
 RESTARTS = {
-    "restart-static": ("--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1"),
-    "restart": ("--standalone",),
-    "restart-unshared": ("--standalone",),
-    "restart-cured": ("--standalone",),
+    "restart-static": Restart(("--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1")),
+    "restart": Restart(),
+    "restart-unshared": Restart(environ={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
+    "restart-cured": Restart(cured=True),
 }
-"""Of the cases in which the first attempt fails before NCCL's first call has ended: torchrun's rendezvous."""
+"""Cases in which the first attempt fails before NCCL's first call has ended."""
+ALL = (*CASES, *RESTARTS)
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--gpus", type=int, default=2)
-    options.add_argument("--only", default="", help="cases, comma separated: " + ", ".join(CASES))
+    options.add_argument("--only", default="", help="cases, comma separated: " + ", ".join(ALL))
     options.add_argument("--repeats", type=int, default=1)
     options.add_argument("--jobs", type=int, default=1, help="cases at a time; more than one makes times less exact")
     options.add_argument("--json", type=Path, help="also write the rows here")
@@ -84,8 +95,8 @@ def main() -> int:
     chosen = options.parse_args()
     if chosen.worker:
         return worker()
-    names = [name for name in chosen.only.split(",") if name] or list(CASES)
-    if odd := [name for name in names if name not in CASES]:
+    names = [name for name in chosen.only.split(",") if name] or list(ALL)
+    if odd := [name for name in names if name not in ALL]:
         options.error(f"no such case: {', '.join(odd)}")
     known, _ = catalog.injectors()
     module = sys.modules["_dtprobe_injector_nccl"]
@@ -98,7 +109,9 @@ def main() -> int:
         def run(turn: tuple[str, int]) -> dict[str, Any]:
             name, repeat = turn
             place = Path(scratch, f"{name}-{repeat}")
-            lines = [module.plan_line(parse(text, known, world_size=chosen.gpus), 1, i) for i, text in enumerate(CASES[name])]
+            lines = [
+                module.plan_line(parse(text, known, world_size=chosen.gpus), 1, i) for i, text in enumerate(CASES.get(name, ()))
+            ]
             row = {"case": name, **one(module, shim, place, lines, chosen.gpus, name)}
             print(json.dumps(row), file=sys.stderr, flush=True)
             return row
@@ -129,11 +142,10 @@ def one(module: Any, shim: Path, place: Path, lines: list[str], gpus: int, name:
         "OMP_NUM_THREADS": "1",
     }
     launch = ("--standalone",)
-    if name in RESTARTS:
-        environ["FAILS_FIRST"] = name
-        launch = (*RESTARTS[name], "--max-restarts=1", *((f"--master-port={free_port()}",) if name == "restart-static" else ()))
-    if name == "restart-unshared":
-        environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    if (restart := RESTARTS.get(name)) is not None:
+        environ |= {**restart.environ, FAILS_FIRST: "cured" if restart.cured else "plain"}
+        port = () if "--standalone" in restart.launch else (f"--master-port={free_port()}",)
+        launch = (*restart.launch, *port, "--max-restarts=1")
     command = [
         *(sys.executable, "-m", "torch.distributed.run", *launch, f"--nproc-per-node={gpus}", "--monitor-interval=0.1"),
         *(__file__, "--worker"),
@@ -210,9 +222,9 @@ def worker(environ: Mapping[str, str] = os.environ) -> int:
     torch.cuda.set_device(device)
     limit = datetime.timedelta(seconds=10)
     again = environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    first = "FAILS_FIRST" in environ and not again
+    first = FAILS_FIRST in environ and not again
     with contextlib.ExitStack() as entered:
-        if environ.get("FAILS_FIRST") == "restart-cured":
+        if environ.get(FAILS_FIRST) == "cured":
             from dtprobe.framework.bootstrap import resolve, start
 
             entered.enter_context(start(resolve(environ), backend="nccl", deadline_s=30, timeout_s=10))

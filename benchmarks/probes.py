@@ -98,6 +98,20 @@ for line in sys.stdin:
 """
 WORLD_SIZE = 2
 LIMIT_S = 120
+
+
+@dataclass(frozen=True)
+class Program:
+    """What each rank runs, and with which variables."""
+
+    text: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+GLOO = Program(WORKER)
+SAFE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+NCCL = {step: Program(NCCL_WORKER, {**SAFE, "STEP": step}) for step in ("all_reduce", "ddp")}
+"""Two GPUs, by what a step is."""
 DEFAULT = (Proc(), FlightRecorder(), PySpy(), Logs())
 LIGHT: dict[str, tuple[Any, ...]] = {
     **{probe.name: (probe,) for probe in DEFAULT},
@@ -158,11 +172,11 @@ class Job:
 
 
 @contextmanager
-def job(probes: Sequence[Any], worker: str = WORKER, given: Mapping[str, str] | None = None) -> Iterator[tuple[Job, list[Any]]]:
-    """A job with the recorders' wrapping and environment, and the recorders, not started; `given` are variables of the worker's."""
+def job(probes: Sequence[Any], program: Program = GLOO) -> Iterator[tuple[Job, list[Any]]]:
+    """A job with the recorders' wrapping and environment, and the recorders, not started."""
     with tempfile.TemporaryDirectory(prefix="dtp") as name:
         folder = Path(name)
-        (folder / "worker.py").write_text(worker, encoding="utf-8")
+        (folder / "worker.py").write_text(program.text, encoding="utf-8")
         ranks: list[subprocess.Popen[str]] = []
         made: Job | None = None
         where = Where(
@@ -185,7 +199,7 @@ def job(probes: Sequence[Any], worker: str = WORKER, given: Mapping[str, str] | 
                     "OMP_NUM_THREADS": "1",
                     "GLOO_SOCKET_IFNAME": "lo",
                     "DTPROBE_RANK_FOLDER": str(where.rank_folder(rank)),
-                    **(given or {}),
+                    **program.environ,
                 }
                 for recorder in recorders:
                     argv = recorder.wrap(rank, argv)
@@ -245,17 +259,10 @@ def steps_for(seconds: float, one: Job) -> int:
 
 
 def light(
-    name: str,
-    probes: Sequence[Any],
-    pairs: int,
-    seconds: float,
-    rng: random.Random,
-    tick: Any,
-    worker: str = WORKER,
-    given: Mapping[str, str] | None = None,
+    name: str, probes: Sequence[Any], pairs: int, seconds: float, rng: random.Random, tick: Any, program: Program = GLOO
 ) -> Cost:
     cost = Cost(name, [], [], [], [], {})
-    with job(probes, worker, given) as (one, recorders):
+    with job(probes, program) as (one, recorders):
         steps = steps_for(seconds, one)
         lasted_s, before_s = 0.0, one.served_s()
         with recording(one, recorders) as recorded:
@@ -271,21 +278,14 @@ def light(
 
 
 def whole(
-    name: str,
-    probes: Sequence[Any],
-    pairs: int,
-    seconds: float,
-    rng: random.Random,
-    tick: Any,
-    worker: str = WORKER,
-    given: Mapping[str, str] | None = None,
+    name: str, probes: Sequence[Any], pairs: int, seconds: float, rng: random.Random, tick: Any, program: Program = GLOO
 ) -> Cost:
     cost = Cost(name, [], [], [], [], {})
     steps = 0
     for _ in range(pairs):
         took = {}
         for probed in rng.sample((False, True), 2):
-            with job(probes if probed else (), worker, given) as (one, recorders):
+            with job(probes if probed else (), program) as (one, recorders):
                 steps = steps or steps_for(10 * seconds, one)
                 before_s = one.served_s()
                 with recording(one, recorders) as recorded:

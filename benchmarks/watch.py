@@ -18,7 +18,7 @@ import os
 import random
 import statistics
 
-from probes import NCCL_WORKER, WORKER, light, percent, whole
+from probes import GLOO, NCCL, light, percent, whole
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -27,7 +27,6 @@ from dtprobe import watch
 from dtprobe.probes.hang import Found, Watched
 
 SUSPECT_S = 15.0
-SAFE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 
 def main() -> None:
@@ -48,18 +47,18 @@ def main() -> None:
         "watch", "n", "step, us", "step time", "ranks' processor time", "own, of a core", "its threads, of a rank's core"
     )
     rows = [("beside the same processes", light, arguments.pairs), ("whole jobs, with its hook", whole, arguments.whole)]
-    kinds = [(NCCL_WORKER, {**SAFE, "STEP": step}) for step in ("all_reduce", "ddp")] if arguments.gpus else [(WORKER, {})]
+    programs = NCCL if arguments.gpus else {"": GLOO}
     with Progress(console=console, transient=True) as progress:
-        for (worker, given), (how, measure, pairs) in itertools.product(kinds, rows):
+        for (step, program), (how, measure, pairs) in itertools.product(programs.items(), rows):
             if pairs < 1:
                 continue
-            name = ", ".join([how, *([given["STEP"]] if given else [])])
+            name = f"{how}, {step}" if step else how
             task = progress.add_task(name, total=pairs)
             tick = functools.partial(progress.advance, task)
-            cost = measure(name, recorders, pairs, arguments.seconds, rng, tick, worker, given)
+            cost = measure(name, recorders, pairs, arguments.seconds, rng, tick, program)
             shares = (percent(cost.own, 0), percent(cost.served, 0))
-            step = f"{1e6 * statistics.median(cost.step_s):.1f}"
-            table.add_row(name, str(len(cost.wall)), step, percent(cost.wall), percent(cost.cpu), *shares)
+            bare_us = f"{1e6 * statistics.median(cost.step_s):.1f}"
+            table.add_row(name, str(len(cost.wall)), bare_us, percent(cost.wall), percent(cost.cpu), *shares)
     console.print(table)
     console.print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", highlight=False)
 

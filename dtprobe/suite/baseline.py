@@ -76,10 +76,8 @@ class Baseline(BaseModel):
     """A baseline's file."""
 
     schema_: Literal["dtprobe.baseline/1"] = Field(default=SCHEMA, alias="schema")
-    night: str
-    """The last one."""
-    nights: list[str] = Field(default_factory=list)
-    """All, oldest first; a file of one night may leave it out."""
+    nights: list[str] = Field(min_length=1)
+    """Oldest first."""
     machine: dict[str, Any]
     versions: dict[str, str]
     seed: int | None = None
@@ -92,7 +90,7 @@ def pinned(summary: Mapping[str, Any]) -> Baseline:
     """The baseline of a night, from its summary.json: machine, versions, seed, repeats, and the figures of what was as expected, with their spread."""
     known = summary["machine"]
     return Baseline(
-        night=summary["night"],
+        nights=[summary["night"]],
         machine={name: known.get(name) for name in MACHINE},
         versions=summary["versions"],
         seed=summary["seed"],
@@ -137,7 +135,7 @@ def widened(earlier: Baseline, later: Baseline) -> Baseline:
         then = earlier.scenarios.get(name)
         alike = then is not None and (then.verdict, then.mitigation) == (now.verdict, now.mitigation)
         scenarios[name] = _ranging(then, now) if then is not None and alike else now
-    nights = dict.fromkeys([*(earlier.nights or [earlier.night]), *(later.nights or [later.night])])
+    nights = dict.fromkeys([*earlier.nights, *later.nights])
     return later.model_copy(update={"scenarios": dict(sorted(scenarios.items())), "nights": list(nights)})
 
 
@@ -210,7 +208,7 @@ def compared(baseline: Baseline, summary: Mapping[str, Any]) -> dict[str, Any]:
     found = differences(baseline, summary)
     count = f"{len(found)} differ" if len(found) > 1 else "1 differs" if found else "nothing differs"
     return {
-        "night": baseline.night,
+        "night": baseline.nights[-1],
         "headline": f"{count} ({len(_comparable(baseline, summary))} of {len(baseline.scenarios)} pinned scenarios compared)",
         "elsewhere": elsewhere(baseline, summary),
         "differs": [one.as_json() for one in found],

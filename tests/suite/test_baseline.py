@@ -120,7 +120,7 @@ def test_another_machine_is_told():
         "{",
         "[]",
         '{"schema": "dtprobe.suite/1"}',
-        '{"schema": "dtprobe.baseline/1", "night": "n", "machine": {}, "versions": {}, "scenarios": {"leak": 3}}',
+        '{"schema": "dtprobe.baseline/1", "nights": ["n"], "machine": {}, "versions": {}, "scenarios": {"leak": 3}}',
     ],
 )
 def test_what_is_no_baseline_is_one_line(tmp_path, text):
@@ -165,7 +165,7 @@ def judge(evidence):
     pin, against = tmp_path / "b.json", tmp_path / "then.json"
     figure = {"value": 9.0, "low": 9.0, "high": 9.0, "n": 2, "method": "range"}
     known = {"verdict": "refuted", "mitigation": "none", "metrics": {"seen": {"unit": "", "fault": figure}}}
-    then = {"schema": baseline.SCHEMA, "night": "then", "machine": {}, "versions": {}, "scenarios": {"calm": known}}
+    then = {"schema": baseline.SCHEMA, "nights": ["then"], "machine": {}, "versions": {}, "scenarios": {"calm": known}}
     against.write_text(json.dumps(then))
     common = ["nightly", "--only", "calm", "--path", str(tmp_path), "--out", str(tmp_path / "runs"), "--retries", "0"]
     ended = CliRunner().invoke(app, [*common, "--pin", str(pin), "--against", str(against)])

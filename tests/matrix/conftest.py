@@ -67,7 +67,7 @@ def mirror(tmp_path: Path) -> Mirror:
     for line in venvs.requirements(EXTRAS):
         wheel(folder, Requirement(line).name, "9999", {f"from_here_{Requirement(line).name.replace('-', '_')}.pth": here})
     for version in TORCHES:
-        wheel(folder, "torch", version, {"torch/__init__.py": f"__version__ = {version!r}\n"})
+        wheel(folder, "torch", version, {"torch/__init__.py": f"__version__ = {version!r}\n", "torch/later.py": ""})
     wheel(folder, "nvidia-nothing", "1", {"nvidia_nothing.py": ""})
     wheel(folder, "torch", "2.15.0", {"torch/__init__.py": "__version__ = '2.15.0'\n"}, ("nvidia-nothing",))
     wheel(folder, "torch", "2.8.0", {"torch/__init__.py": "raise ImportError('libcudart.so.13 is missing')"})

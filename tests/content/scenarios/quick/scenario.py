@@ -38,6 +38,8 @@ def judge(evidence):
 
 
 quick.judge(judge)
+single = quick.with_variant("single", default=False, tags=("alone",))
+single.judge(judge)
 leaves = quick.with_variant("leaves", default=False, fault=Arm("worker.py", ("--step-s", "0.3", "--behave", "daemon")))
 leaves.judge(judge)
 crashes = quick.with_variant("crashes", default=False, control=Arm("worker.py", ("--behave", "raise")))
@@ -56,7 +58,3 @@ misjudged = quick.with_variant("misjudged", default=False)
 @misjudged.judge
 def _raises(evidence):
     raise ZeroDivisionError("the judge cannot divide")
-
-
-single = quick.with_variant("single", default=False, tags=("alone",))
-single.judge(judge)

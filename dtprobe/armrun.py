@@ -18,26 +18,37 @@ from dtprobe.probes import Recorded, Recorder, Where
 from dtprobe.readers.hosts import Hosts
 from dtprobe.scenario import Arm, Probe, Scenario
 
+HOOK = Path(__file__).resolve().parent / "hook"
 JOINED = ("PYTHONPATH", "LD_PRELOAD", "DTPROBE_HOOKS")
 """Variables that are lists of paths: what several parties bring is joined."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is run: `argv` in `cwd` with the variables `env` added, on `world_size` ranks (None: a foreign command says itself)."""
+    """What is run: `argv` in `cwd` with the variables `env` added, on `world_size` ranks (None: a foreign command says itself).
+
+    `hooks` are plug-ins, files in `dtprobe/hook/plugins`, that all its Python processes have in every run, with recorders or without.
+    """
 
     argv: tuple[str, ...]
     cwd: Path
     timeout_s: float
     world_size: int | None
     env: Mapping[str, str] = field(default_factory=dict)
+    hooks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, scenario: Scenario, arm: Arm) -> Workload:
-        """An arm's: a Python program runs under this interpreter, anything else as it is."""
+        """An arm's: a Python program runs under this interpreter, anything else as it is. Its ranks import torch quickly."""
         program = str(scenario.folder / arm.program)
         argv = (sys.executable, program, *arm.args) if program.endswith(".py") else (program, *arm.args)
-        return cls(argv, scenario.folder, arm.timeout_s or scenario.timeout_s, scenario.world_size, arm.env)
+        limit_s = arm.timeout_s or scenario.timeout_s
+        return cls(argv, scenario.folder, limit_s, scenario.world_size, arm.env, hooks=("quick_import.py",))
+
+    def environ(self, rank: int | None) -> Mapping[str, str]:
+        """What brings the hooks into a rank."""
+        plugins = [str(HOOK / "plugins" / name) for name in self.hooks]
+        return {"PYTHONPATH": str(HOOK), "DTPROBE_HOOKS_EVERYWHERE": ":".join(plugins)} if plugins else {}
 
 
 @dataclass(frozen=True)
@@ -249,7 +260,7 @@ def execute(
         folder=folder,
         cwd=work.cwd,
         wrap=lambda rank, argv: wrapped([*injections, *recorders.values()], rank, argv),
-        environ=lambda rank: joined([*injections, *recorders.values()], rank, {**environ, **work.env}),
+        environ=lambda rank: joined([work, *injections, *recorders.values()], rank, {**environ, **work.env}),
     )
     started_ns = clock.now_ns()
     failures: dict[str, str] = {}
@@ -301,7 +312,7 @@ def wrapped(attached: Sequence[Recorder | Injection], rank: int | None, argv: tu
     return argv
 
 
-def joined(attached: Sequence[Recorder | Injection], rank: int | None, own: Mapping[str, str]) -> dict[str, str]:
+def joined(attached: Sequence[Recorder | Injection | Workload], rank: int | None, own: Mapping[str, str]) -> dict[str, str]:
     """All variables; lists of paths are joined, since several recorders and injections bring one, and the user has his `own`."""
     found: dict[str, list[str]] = {}
     for one in attached:

@@ -2,7 +2,8 @@
 
 It acts only where DTPROBE_HOOKS names plug-ins (paths of Python files, joined as in PATH) and the process is a rank's first:
 DTPROBE_RANK_FOLDER is set, or DTPROBE_FOLDER and a rank. Children of a rank (data loaders, compilers) inherit the variables
-and are left alone. Another `sitecustomize` that this one hides runs as it would have without it.
+and are left alone. The plug-ins that DTPROBE_HOOKS_EVERYWHERE names act in every process, in children and launchers' agents too.
+Another `sitecustomize` that this one hides runs as it would have without it.
 
 A plug-in is a file with `install(hook)`. What goes wrong in one is said in `<rank folder>/hook.log` and never reaches
 the rank's own program. Only modules that the interpreter has loaded anyway are imported here: it costs well under a millisecond.
@@ -18,26 +19,38 @@ if TYPE_CHECKING:
     from typing import Any
 
 HOOKS = "DTPROBE_HOOKS"
+EVERYWHERE = "DTPROBE_HOOKS_EVERYWHERE"
 CLAIMED = "DTPROBE_HOOKED_PID"
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 class Hook:
-    """What a plug-in sees: the rank's `environ` and `folder`, and a way to act once a module has been imported."""
+    """What a plug-in sees: the process's `environ`, the rank's `folder` (None where it is no rank), and ways to act on imports."""
 
-    def __init__(self, environ, folder: str) -> None:
+    def __init__(self, environ, folder: str | None) -> None:
         self.environ = environ
         self.folder = folder
         self._actions: dict[str, list] = {}
+        self._around: dict[str, Any] = {}
+
+    def around_import(self, name: str, manager) -> None:
+        """Enter the context manager `manager` while module `name` is being imported; for one that has been, do nothing."""
+        if name in sys.modules:
+            return
+        self._find()
+        self._around[name] = manager
 
     def after_import(self, name: str, action) -> None:
         """Call `action(module)` when module `name` has been imported, or now where it has been."""
         if name in sys.modules:
             self.run(action, sys.modules[name])
             return
+        self._find()
+        self._actions.setdefault(name, []).append(action)
+
+    def _find(self) -> None:
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
-        self._actions.setdefault(name, []).append(action)
 
     def run(self, action, *arguments) -> None:
         """Call something of a plug-in; what it raises is said in the log."""
@@ -47,8 +60,10 @@ class Hook:
             self.say(f"{getattr(action, '__module__', action)}: {type(error).__name__}: {error}")
 
     def say(self, text: str) -> None:
-        """Append a line to the rank's `hook.log`."""
+        """Append a line to the rank's `hook.log`; where this is no rank, to standard error."""
         try:
+            if self.folder is None:
+                raise OSError
             os.makedirs(self.folder, exist_ok=True)  # noqa: PTH103  pathlib is not loaded at this time
             with open(f"{self.folder}/hook.log", "a", encoding="utf-8") as file:  # noqa: PTH123
                 file.write(" ".join(text.split()) + "\n")
@@ -57,7 +72,7 @@ class Hook:
 
     def find_spec(self, name, path=None, target=None):
         """The protocol of `sys.meta_path`: finds what the others find, and acts behind the module's own code."""
-        if name not in self._actions:
+        if name not in self._actions and name not in self._around:
             return None
         for finder in sys.meta_path:
             spec = None if finder is self or not hasattr(finder, "find_spec") else finder.find_spec(name, path, target)
@@ -68,19 +83,30 @@ class Hook:
         loader: Any = spec.loader
         execute = getattr(loader, "exec_module", None)
         if execute is None:
-            self.say(f"{name} has no Python code: cannot act after its import")
+            self.say(f"{name} has no Python code: cannot act on its import")
             return spec
 
         def exec_module(module) -> None:
-            execute(module)
-            # only now: importlib.util.find_spec asks for a spec too, just to see whether the module is there
+            # taken only now: importlib.util.find_spec asks for a spec too, just to see whether the module is there
+            with self._around.pop(name, _Nothing()):
+                execute(module)
             for action in self._actions.pop(name, ()):
                 self.run(action, module)
-            if not self._actions and self in sys.meta_path:
+            if not self._actions and not self._around and self in sys.meta_path:
                 sys.meta_path.remove(self)
 
         loader.exec_module = exec_module
         return spec
+
+
+class _Nothing:
+    """contextlib, which has this as `nullcontext`, is not loaded at this time."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_) -> None:
+        pass
 
 
 def _rank_folder(environ) -> str | None:
@@ -101,12 +127,13 @@ def _is_agent(argv: list[str]) -> bool:
 
 def _load(environ) -> None:
     folder = _rank_folder(environ)
-    me = str(os.getpid())
-    if folder is None or environ.get(CLAIMED, me) != me:
-        return
-    environ[CLAIMED] = me
     hook = Hook(environ, folder)
-    for path in environ[HOOKS].split(os.pathsep):
+    paths = environ.get(EVERYWHERE, "").split(os.pathsep)
+    me = str(os.getpid())
+    if folder is not None and environ.get(CLAIMED, me) == me:
+        environ[CLAIMED] = me
+        paths += environ.get(HOOKS, "").split(os.pathsep)
+    for path in filter(None, paths):
         hook.run(_install, hook, path)
 
 
@@ -141,6 +168,6 @@ def _run_the_hidden_one() -> None:
 # Another tool may chain in the same way and come back here.
 if not hasattr(sys, "_dtprobe_hooked"):
     sys._dtprobe_hooked = True  # type: ignore[attr-defined]
-    if HOOKS in os.environ:
+    if HOOKS in os.environ or EVERYWHERE in os.environ:
         _load(os.environ)
     _run_the_hidden_one()

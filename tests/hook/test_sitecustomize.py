@@ -99,3 +99,34 @@ def test_what_goes_wrong_in_a_plug_in_is_in_the_log_and_the_program_runs(start, 
 def test_nothing_of_the_hook_stays_in_the_way_of_later_imports(start):
     out = start("import json.decoder, sys; print([type(one).__name__ for one in sys.meta_path if type(one) is not type])")
     assert "Hook" not in out.splitlines()[-1]
+
+
+AROUND = """
+class Around:
+    def __enter__(self): print("enter")
+    def __exit__(self, kind, *_): print("exit", kind.__name__ if kind else None)
+def install(hook): hook.around_import("{name}", Around())
+"""
+
+
+def test_a_plug_in_is_around_the_one_import_of_a_module(start):
+    look = "from importlib.util import find_spec; find_spec('colorsys'); print('begin'); import colorsys; import colorsys; print('end')"
+    assert start(look, plugin=AROUND.format(name="colorsys")) == "begin\nenter\nexit None\nend\n"
+    assert start("import json", plugin=AROUND.format(name="os")) == "", "it has been imported"
+
+
+def test_what_is_around_an_import_is_left_when_that_fails(start, tmp_path):
+    (tmp_path / "broken.py").write_text("print('within')\n1 / 0\n")
+    out = start(
+        "try: import broken\nexcept ZeroDivisionError: print('end')", plugin=AROUND.format(name="broken"), paths=(tmp_path,)
+    )
+    assert out == "enter\nwithin\nexit ZeroDivisionError\nend\n"
+
+
+def test_plug_ins_for_everywhere_act_in_children_and_where_no_rank_is(start, tmp_path):
+    (tmp_path / "everywhere.py").write_text("def install(hook): print('here', hook.folder is not None)\n")
+    code = "import subprocess, sys; sys.stdout.flush(); subprocess.run([sys.executable, '-c', 'pass'], check=True)"
+    here = {"DTPROBE_HOOKS_EVERYWHERE": str(tmp_path / "everywhere.py")}
+    assert start(code, **here) == "here True\nhere True\n"
+    assert (tmp_path / "log").read_text().count("\n") == 1, "the others act in the rank alone"
+    assert start(code, DTPROBE_HOOKS="", DTPROBE_RANK_FOLDER="", **here) == "here False\nhere False\n"

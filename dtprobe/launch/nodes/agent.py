@@ -184,7 +184,14 @@ class Agent:
         known = catalog.injectors()[0] if told["faults"] else {}
         plan = ArmPlan(
             told["name"],
-            Workload(tuple(told["argv"]), Path(told["cwd"]), told["timeout_s"], told["world_size"], told["env"]),
+            Workload(
+                tuple(told["argv"]),
+                Path(told["cwd"]),
+                told["timeout_s"],
+                told["world_size"],
+                told["env"],
+                tuple(told["hooks"]),
+            ),
             told["repeat"],
             traced=told["traced"],
             probed=told["probed"],

@@ -147,6 +147,7 @@ class Conductor:
             "timeout_s": work.timeout_s,
             "world_size": work.world_size,
             "env": dict(work.env),
+            "hooks": list(work.hooks),
             "seed": self._seed,
             "probes": [described(probe) for probe in probes],
             "nodes": len(self._nodes),

@@ -55,7 +55,7 @@ CASES = {
     "skip": Case(("--calls", "skip", "--differs")),
     "type": Case(("--calls", "type", "--differs"), named=([CULPRIT], [0, CULPRIT])),
     "shape": Case(("--calls", "shape", "--differs"), named=([CULPRIT], [0, CULPRIT])),
-    "root": Case(("--calls", "root", "--differs"), named=("all",)),
+    "root": Case(("--calls", "root", "--differs")),
     "order": Case(("--calls", "order", "--differs"), named=([CULPRIT], [0, CULPRIT])),
     "gil": Case(("--calls", "gil", "--differs")),
     "stop": Case(("--calls", "stop", "--differs")),

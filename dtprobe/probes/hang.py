@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,7 +24,7 @@ from dtprobe.probes.procfs import condition
 from dtprobe.probes.snapshot import snapshot
 from dtprobe.probes.waits import Hang, Kind, judge, named
 from dtprobe.readers.artifact import ReaderError
-from dtprobe.readers.nccl_ring import read_nccl_under_way
+from dtprobe.readers.nccl_ring import read_nccl_ring, read_nccl_under_way
 
 SHARE, LEAST_S, MOST_S = 0.1, 0.25, 1.5
 """Of the limit, and within so many seconds: between two looks at the records while nothing is suspected."""
@@ -203,7 +203,17 @@ class HangWatchRecorder(FlightRecorderRecorder):
                     hangs.append(answer)
                 elif answer.settled:
                     self._watch.watched.waits[named(answer.operation)] = answer.because
-        return min(hangs, key=lambda one: one.operation.created_ns, default=None)
+        earliest = min(hangs, key=lambda one: one.operation.created_ns, default=None)
+        return self._by_arguments(earliest) if earliest is not None and earliest.suspects is None else earliest
+
+    def _by_arguments(self, hang: Hang) -> Hang:
+        """A hang in which nobody is behind: where NCCL was called with other arguments, that is why, and who is odd is named."""
+        try:
+            found = nccl_calls.differing({rank: read_nccl_ring(path) for rank, path in self._rings().items()})
+        except ReaderError as error:
+            self._problems[str(error)] = None
+            return hang
+        return hang if found is None else replace(hang, kind=Kind.MISMATCH, suspects=found.odd or None, because=str(found))
 
     def _sources(self) -> Iterator[tuple[dict[int, stall.Records], list[int]]]:
         """Each kind of records, by rank, and the ranks whose records are of now."""

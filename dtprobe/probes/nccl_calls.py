@@ -7,6 +7,7 @@ that of `injectors/nccl`, without any fault; it costs a call less than a microse
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,65 @@ def records(rings: Mapping[int, Path], world_size: int) -> dict[int, Records]:
         rank: Records(operations=tuple(_operations(frame, p2p)), members=members if rank == min(frames) else {})
         for rank, frame in frames.items()
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differing:
+    """The first call on a communicator that its ranks made with other arguments: each rank's, and the ranks that are `odd`.
+
+    Those depart from most, or, where no most are, from what was called on it before; none where neither tells.
+    """
+
+    comm: str
+    seq: int
+    calls: Mapping[int, str]
+    odd: tuple[int, ...]
+
+    def __str__(self) -> str:
+        by_call: dict[str, list[int]] = {}
+        for rank, call in sorted(self.calls.items()):
+            by_call.setdefault(call, []).append(rank)
+        said = "; ".join(f"rank {', '.join(map(str, ranks))}: {call}" for call, ranks in by_call.items())
+        return f"call {self.seq} on NCCL communicator {self.comm[:8]} is not the same on all ranks ({said})"
+
+
+def differing(frames: Mapping[int, pd.DataFrame]) -> Differing | None:
+    """The earliest call that ranks made together and with other arguments, from their frames `nccl_calls`.
+
+    All ranks of a collective of NCCL hand over the same count, type, root and operation; torch's flight recorder holds no roots and no operations.
+    """
+    found = []
+    for comm, calls in _arguments(frames).items():
+        shared = set.intersection(*(set(own) for own in calls.values()))
+        for seq in sorted(shared):
+            at = {rank: own[seq][1] for rank, own in calls.items()}
+            if len(set(at.values())) > 1:
+                when = min(own[seq][0] for own in calls.values())
+                found.append((when, Differing(comm=comm, seq=seq, calls=at, odd=_odd(at, calls, seq))))
+                break
+    return min(found, key=lambda one: one[0])[1] if found else None
+
+
+def _arguments(frames: Mapping[int, pd.DataFrame]) -> dict[str, dict[int, dict[int, tuple[int, str]]]]:
+    """Of each communicator that several ranks have, each rank's collectives by number: when, and what in words."""
+    found: dict[str, dict[int, dict[int, tuple[int, str]]]] = {}
+    for rank, frame in frames.items():
+        for row in frame[frame["kind"] == "collective"].dropna(subset=["comm", "seq"]).itertuples():
+            words = [str(row.call)]
+            words += [f"{row.count} {row.dtype}"] if not pd.isna(row.count) else []
+            words += [f"{row.redop}"] if not pd.isna(row.redop) else []
+            words += [f"root {row.root}"] if not pd.isna(row.root) else []
+            found.setdefault(row.comm, {}).setdefault(rank, {})[int(row.seq)] = int(row.t_ns), " ".join(words)
+    return {comm: calls for comm, calls in found.items() if len(calls) > 1}
+
+
+def _odd(at: Mapping[int, str], calls: Mapping[int, Mapping[int, tuple[int, str]]], seq: int) -> tuple[int, ...]:
+    call, most = Counter(at.values()).most_common(1)[0]
+    usual = {call} if most > len(at) / 2 else set()
+    if not usual:
+        before = {one for own in calls.values() for number, (_, one) in own.items() if number < seq}
+        usual = before & set(at.values())
+    return tuple(sorted(rank for rank, one in at.items() if one not in usual)) if len(usual) == 1 else ()
 
 
 def _operations(frame: pd.DataFrame, leave_out: set[Any]) -> list[Operation]:

@@ -167,6 +167,11 @@ def judge(
         odd = _odd_ones(concerned, graph, operation)
         calls = "; ".join(f"rank {_ranks(ranks)}: {call}" for call, ranks in graph.calls(concerned).items())
         return hang(kind, odd, f"they wait for each other ({calls})")
+    left = members - set(waiting)
+    if members and left:
+        return hang(
+            Kind.SYMMETRIC, None, f"rank {_ranks(waiting)} is in it and nothing moves, rank {_ranks(sorted(left))} has left it"
+        )
     return hang(Kind.SYMMETRIC, None, f"all {len(waiting)} ranks of the group entered it, none leaves and nothing moves")
 
 

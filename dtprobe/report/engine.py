@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,8 +22,9 @@ def templates() -> Path:
     return checkout if checkout.is_dir() else PACKAGE / "content" / "reports" / "templates"
 
 
+@cache
 def for_html() -> Environment:
-    """The template engine for HTML: escapes every value, fails on a name that does not exist."""
+    """The template engine for HTML: escapes every value, fails on a name that does not exist. It keeps what it has compiled."""
     engine = Environment(
         loader=FileSystemLoader(templates()),
         autoescape=True,
@@ -31,6 +33,7 @@ def for_html() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    engine.filters["commits"] = commits
     engine.filters["href"] = href
     engine.filters["listed"] = words.listed
     engine.filters["number"] = words.number
@@ -42,12 +45,18 @@ def href(path: str) -> str:
     return f"./{quote(path)}"
 
 
+def commits(span: str) -> str:
+    """A commit, or two with `..` between them, in the short form."""
+    return "..".join(commit[:10] for commit in span.split(".."))
+
+
 class _Ready(str):
     """Text that is Markdown already."""
 
     __slots__ = ()
 
 
+@cache
 def for_markdown() -> Environment:
     """The template engine for Markdown: every value is made literal on one line, so that it cannot become markup."""
     engine = Environment(

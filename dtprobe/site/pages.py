@@ -42,7 +42,6 @@ class Pages:
         self.live = copied is None
         self._copied = copied
         self._engine = engine.for_html()
-        self._engine.filters["commits"] = lambda text: "..".join(commit[:10] for commit in str(text).split(".."))
         sources = engine.templates()
         style = (sources / "style.css").read_text(encoding="utf-8") + (sources / "site" / "site.css").read_text(
             encoding="utf-8"

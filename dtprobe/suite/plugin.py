@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -25,7 +26,10 @@ from dtprobe.errors import DtprobeError
 from dtprobe.scenario import Scenario, VerdictKind
 
 COST_PAIRS = 1
-"""Of each scenario: that of all scenarios together, and of all nights, tells what recorders cost."""
+"""Of a scenario: that of all scenarios together, and of all nights, tells what recorders cost."""
+
+COST_EVERY = 2
+"""Of so many nights one tells what recorders cost a scenario: its control without any is one run in seven."""
 
 ALONE = "alone"
 """Tag of a scenario that no other may run beside: it measures times, or changes what the whole machine shares."""
@@ -76,6 +80,11 @@ class Plan:
     @classmethod
     def of(cls, path: Path | None) -> Plan | None:
         return cls(**json.loads(path.read_text(encoding="utf-8"))) if path else None
+
+    def measures_cost(self, scenario: str) -> bool:
+        """Whether the scenario's control is also run without recorders: outside of nights always, in them by the night's own lot."""
+        night = self.belongs.get("night")
+        return night is None or Random(f"{night} {scenario}").random() * COST_EVERY < 1
 
     def too_late(self, scenario: str, now_ns: int) -> str:
         """Why a run may not be begun now; empty where it may."""
@@ -132,7 +141,7 @@ class ScenarioItem(pytest.Item):
                 seed=seed,
                 world_size=self.config.getoption("scenario_world_size"),
                 launcher=self.config.getoption("scenario_launcher"),
-                cost_pairs=COST_PAIRS,
+                cost_pairs=COST_PAIRS if self.plan.measures_cost(self.scenario.id) else 0,
                 argv=["dtprobe", "run", self.scenario.id, "--seed", str(seed)],
                 belongs={**self.plan.belongs, "number": self.number} if self.plan.belongs else None,
             )

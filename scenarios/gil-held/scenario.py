@@ -28,7 +28,6 @@ scenario = Scenario(
     layer="code",
     certifies_not="Nothing about which extension holds it: here the injector sleeps in C. Nothing about NCCL's watchdog, a C++ thread.",
     world_size=survivors.WORLD_SIZE,
-    tags=("alone",),  # it measures times
     timeout_s=60,
     repeats=2,
     probes=(proc(hz=10), flight_recorder(interval_s=0.5, suspect_s=1.5)),

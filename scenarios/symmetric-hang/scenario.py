@@ -40,7 +40,6 @@ mtu = Scenario(
     layer="network",
     certifies_not="Nothing about RDMA or NCCL. The packets vanish at a bridge between network namespaces, not in a switch.",
     world_size=WORLD_SIZE,
-    tags=("alone",),  # it measures times
     timeout_s=60,
     repeats=2,
     needs=("linux", "torch", "root", "netns", "veth", "tc"),

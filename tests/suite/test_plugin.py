@@ -60,3 +60,20 @@ def test_the_longest_is_begun_first_where_a_night_knows(tmp_path: Path) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
     found = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
     assert found == ["quick:crashes", "quick:needy", "quick:plain", "quick:plain#2"], done.stdout + done.stderr
+
+
+def test_a_night_measures_the_cost_of_half_the_scenarios_and_each_in_half_of_the_nights() -> None:
+    scenarios, nights = [f"scenario-{number}" for number in range(60)], [f"202611{day:02}T220000Z-1" for day in range(1, 31)]
+    taken = {(night, one): plugin.Plan(belongs={"night": night}).measures_cost(one) for night in nights for one in scenarios}
+    assert all(15 <= sum(taken[night, one] for one in scenarios) <= 45 for night in nights)
+    assert all(5 <= sum(taken[night, one] for night in nights) <= 25 for one in scenarios)
+    same = sum(taken[nights[0], one] == taken[nights[1], one] for one in scenarios)
+    assert 15 <= same <= 45, "no two nights measure the same ones"
+    assert all(plugin.Plan().measures_cost(one) for one in scenarios), "in no night"
+
+
+def test_a_resumed_night_measures_what_it_would_have(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({"steps": {"a": [0]}, "belongs": {"night": "20261130T220000Z-1"}}))
+    first, second = (plugin.Plan.of(tmp_path / "plan.json") for _ in range(2))
+    assert first is not None and second is not None
+    assert [first.measures_cost(f"s{n}") for n in range(99)] == [second.measures_cost(f"s{n}") for n in range(99)]

@@ -81,3 +81,13 @@ def test_a_rank_that_does_not_come_to_a_call_in_which_the_host_waits_is_named(wa
 def test_calls_that_return_are_no_hang(watched):
     result = watched([[["init"], *[["all_reduce"]] * 20, ["destroy"]]] * 2)
     assert result.well and not result.json["hangs"] and not result.json["blind"], result.json
+
+
+@pytest.mark.parametrize("before", [2, 0])
+def test_where_all_have_entered_and_name_different_roots_that_is_why(watched, before):
+    """Each waits for what the other one has; what was called before tells who is odd."""
+    usual = [["init"], *[["bcast", 0]] * before]
+    result = watched([[*usual, ["bcast", 1]], [*usual, ["bcast", 0]]])
+    [hang] = result.json["hangs"]
+    assert result.hang and result.json["suspects"] == ([0] if before else "all"), result.json
+    assert hang["kind"] == "mismatch" and "rank 0: ncclBcast 1 int32 root 1; rank 1: ncclBcast 1 int32 root 0" in hang["reason"]

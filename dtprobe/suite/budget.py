@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from dtprobe.errors import UsageError
+from dtprobe.scenario import Scenario
 from dtprobe.suite import rows
 
 NIGHTS = 20
 """So many of the latest nights tell how long a scenario takes and when it was run last."""
 UNKNOWN_S = 60.0
 """Taken for a scenario of which nothing is known, where nothing is known of any."""
+START_S = 120.0
+"""To import, to look what the machine has, to judge and to print; the bounds of a scenario's arms come on top."""
 SLACK = 1.15
 """Durations scatter, and the end of a night is not full."""
 
@@ -86,3 +89,10 @@ def within(
         )
     order = {name: at for at, name in enumerate(scenarios)}
     return sorted(kept, key=order.__getitem__), left
+
+
+def bound_s(scenario: Scenario, repeats: int | None) -> float:
+    """Seconds that a run may take: all arms in all repeats, and the control once more for each bare run."""
+    arms_s = sum(arm.timeout_s or scenario.timeout_s for arm in scenario.arms.values())
+    bare_s = 2 * (scenario.control.timeout_s or scenario.timeout_s)
+    return START_S + bare_s + (repeats or scenario.repeats) * arms_s

@@ -24,6 +24,7 @@ import pytest
 from dtprobe import catalog, runner
 from dtprobe.errors import DtprobeError
 from dtprobe.scenario import Scenario, VerdictKind
+from dtprobe.suite import budget
 
 COST_PAIRS = 1
 """Of a scenario: that of all scenarios together, and of all nights, tells what recorders cost."""
@@ -60,8 +61,8 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Longest first, as far as a night knows: what is begun last is short then, and the night's end full."""
-    items.sort(key=lambda item: -item.expects_s if isinstance(item, ScenarioItem) else 0.0)
+    """Longest first, by what a night expects: what is begun last is short then, and the night's end full."""
+    items.sort(key=lambda item: item.order if isinstance(item, ScenarioItem) else (0.0, 0.0))
 
 
 class NotAsExpected(Exception):
@@ -123,7 +124,9 @@ class ScenarioItem(pytest.Item):
         self.scenario = scenario
         self.number = number
         self.plan = plan
-        self.expects_s = plan.expects_s.get(scenario.id, 0.0)
+        expects_s = plan.expects_s.get(scenario.id)
+        # Many are expected to take the same while nothing is known of them: then what they may take tells.
+        self.order = (0.0, 0.0) if expects_s is None else (-expects_s, -budget.bound_s(scenario, None))
 
     def runtest(self) -> None:
         out: Path = self.config.getoption("scenario_out")

@@ -15,7 +15,7 @@ from dtprobe.engines import Done, Engine, Task
 from dtprobe.scenario import Scenario
 from dtprobe.store import RunFolder, Store
 from dtprobe.store.archive import rows_of
-from dtprobe.suite import past
+from dtprobe.suite import budget, past
 from dtprobe.suite.plugin import ALONE, item_name
 from dtprobe.suite.progress import Asked
 from dtprobe.suite.rows import Ran
@@ -23,8 +23,6 @@ from dtprobe.suite.rows import Ran
 FOLDER = "spread"
 """Of a night's folder: what is on its way from the nodes."""
 BRINGS = "runs"
-START_S = 120.0
-"""To import, to look what the machine has, to judge and to print; the bounds of a scenario's arms come on top."""
 
 
 def run(
@@ -69,17 +67,10 @@ def task(scenario: Scenario, number: int, asked: Asked) -> Task:
     return Task(
         id=item_name(scenario.id, number),
         argv=tuple(argv),
-        timeout_s=bound_s(scenario, asked.repeats),
+        timeout_s=budget.bound_s(scenario, asked.repeats),
         brings=BRINGS,
         alone=ALONE in scenario.tags,
     )
-
-
-def bound_s(scenario: Scenario, repeats: int | None) -> float:
-    """Seconds that a run may take: all arms in all repeats, and the control once more for each bare run."""
-    arms_s = sum(arm.timeout_s or scenario.timeout_s for arm in scenario.arms.values())
-    bare_s = 2 * (scenario.control.timeout_s or scenario.timeout_s)
-    return START_S + bare_s + (repeats or scenario.repeats) * arms_s
 
 
 def _row(scenario: Scenario, done: Done, brought: Path, out: Path, night: str, number: int, seed: int) -> Ran:

@@ -61,8 +61,22 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Longest first, by what a night expects: what is begun last is short then, and the night's end full."""
-    items.sort(key=lambda item: item.order if isinstance(item, ScenarioItem) else (0.0, 0.0))
+    """Longest first, by what a night expects: what is begun last is short then, and the night's end full.
+
+    Where it knows nothing of any, those that may take longest and those that may take least in turn: the longest all need the lab's
+    machine, and the first of them may have to build its image.
+    """
+    items.sort(key=_order)
+    expected = {item.expects_s if isinstance(item, ScenarioItem) else None for item in items}
+    if len(expected) == 1 and None not in expected:
+        items[:] = [one for pair in zip(items, reversed(items), strict=True) for one in pair][: len(items)]
+
+
+def _order(item: pytest.Item) -> tuple[float, float]:
+    """Outside of nights all are equal, and stay where they are."""
+    if not isinstance(item, ScenarioItem) or item.expects_s is None:
+        return 0.0, 0.0
+    return -item.expects_s, -budget.bound_s(item.scenario, None)
 
 
 class NotAsExpected(Exception):
@@ -124,9 +138,7 @@ class ScenarioItem(pytest.Item):
         self.scenario = scenario
         self.number = number
         self.plan = plan
-        expects_s = plan.expects_s.get(scenario.id)
-        # Many are expected to take the same while nothing is known of them: then what they may take tells.
-        self.order = (0.0, 0.0) if expects_s is None else (-expects_s, -budget.bound_s(scenario, None))
+        self.expects_s = plan.expects_s.get(scenario.id)
 
     def runtest(self) -> None:
         out: Path = self.config.getoption("scenario_out")

@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+from dtprobe import catalog
 from dtprobe.suite import plugin
 
 CONTENT = Path(__file__).resolve().parents[1] / "content"
@@ -68,9 +69,17 @@ def test_the_longest_is_begun_first_where_a_night_knows(tmp_path: Path) -> None:
     assert found == ["quick:crashes", "quick:needy", "quick:plain", "quick:plain#2"]
 
 
-def test_of_those_of_which_nothing_is_known_the_one_that_may_take_longest_is_begun_first(tmp_path: Path) -> None:
-    found = collected(tmp_path, dict.fromkeys(("quick:hangs", "quick:crashes", "quick:plain"), 60.0))
-    assert found[-1] == "quick:hangs", "its arms have the shortest limits"
+def test_where_nothing_is_known_those_that_may_take_longest_and_least_take_turns(tmp_path: Path) -> None:
+    names = ("quick:hangs", "quick:crashes", "quick:plain")  # the arms of the first have the shortest limits
+    assert collected(tmp_path, dict.fromkeys(names, 60.0))[1] == "quick:hangs"
+
+
+def test_outside_of_nights_scenarios_stay_where_they_are(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "-c", os.devnull]
+    argv += ["--rootdir", str(CONTENT), "-p", "dtprobe", "--scenarios", str(CONTENT / "scenarios" / "quick" / "scenario.py")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    found = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    assert found == [one.id for one in catalog.scenarios_of(CONTENT / "scenarios" / "quick")]
 
 
 def test_a_night_measures_the_cost_of_half_the_scenarios_and_each_in_half_of_the_nights() -> None:

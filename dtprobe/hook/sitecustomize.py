@@ -60,14 +60,8 @@ class Hook:
             self.say(f"{getattr(action, '__module__', action)}: {type(error).__name__}: {error}")
 
     def say(self, text: str) -> None:
-        """Append a line to the rank's `hook.log`; where this is no rank, to standard error."""
-        try:
-            if self.folder is None:
-                raise OSError
-            os.makedirs(self.folder, exist_ok=True)  # noqa: PTH103  pathlib is not loaded at this time
-            with open(f"{self.folder}/hook.log", "a", encoding="utf-8") as file:  # noqa: PTH123
-                file.write(" ".join(text.split()) + "\n")
-        except OSError:
+        """Append a line to the rank's `hook.log`; where this is no rank, or that cannot be written, to standard error."""
+        if self.folder is None or not _appended(self.folder, " ".join(text.split()) + "\n"):
             sys.stderr.write(f"dtprobe hook: {text}\n")
 
     def find_spec(self, name, path=None, target=None):
@@ -97,6 +91,16 @@ class Hook:
 
         loader.exec_module = exec_module
         return spec
+
+
+def _appended(folder: str, line: str) -> bool:
+    try:
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103  pathlib is not loaded at this time
+        with open(f"{folder}/hook.log", "a", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(line)
+    except OSError:
+        return False
+    return True
 
 
 class _Nothing:

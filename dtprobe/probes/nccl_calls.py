@@ -63,7 +63,7 @@ def records(rings: Mapping[int, Path], world_size: int) -> dict[int, Records]:
     Communicators that also send and receive are left out: their ranks' calls do not correspond by number. Raises ReaderError.
     """
     frames = {rank: read_nccl_ring(path) for rank, path in rings.items()}
-    p2p = {comm for frame in frames.values() for comm in frame.loc[frame["kind"] == "p2p", "comm"].dropna()}
+    p2p = _with_p2p(frames)
     users: dict[str, set[int]] = {}
     sizes: dict[str, int] = {}
     for rank, frame in frames.items():
@@ -104,9 +104,12 @@ def differing(frames: Mapping[int, pd.DataFrame]) -> Differing | None:
     """The earliest call that ranks made together and with other arguments, from their frames `nccl_calls`.
 
     All ranks of a collective of NCCL hand over the same count, type, root and operation; torch's flight recorder holds no roots and no operations.
+    Communicators that also send and receive are left out, as in `records`.
     """
-    found = []
+    found, p2p = [], _with_p2p(frames)
     for comm, calls in _arguments(frames).items():
+        if comm in p2p:
+            continue
         shared = set.intersection(*(set(own) for own in calls.values()))
         for seq in sorted(shared):
             at = {rank: own[seq][1] for rank, own in calls.items()}
@@ -115,6 +118,11 @@ def differing(frames: Mapping[int, pd.DataFrame]) -> Differing | None:
                 found.append((when, Differing(comm=comm, seq=seq, calls=at, odd=_odd(at, calls, seq))))
                 break
     return min(found, key=lambda one: one[0])[1] if found else None
+
+
+def _with_p2p(frames: Mapping[int, pd.DataFrame]) -> set[str]:
+    """Communicators on which somebody sent or received: that counts too, so that the ranks' calls do not correspond by number."""
+    return {comm for frame in frames.values() for comm in frame.loc[frame["kind"] == "p2p", "comm"].dropna()}
 
 
 def _arguments(frames: Mapping[int, pd.DataFrame]) -> dict[str, dict[int, dict[int, tuple[int, str]]]]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -63,13 +64,15 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Longest first, by what a night expects: what is begun last is short then, and the night's end full.
 
-    Where it knows nothing of any, those that may take longest and those that may take least in turn: the longest all need the lab's
-    machine, and the first of them may have to build its image.
+    Where it knows nothing of any, they are sorted by what they may take, and begun in turn from each third of these: the longest all need
+    the lab's machine, and the first of them may have to build its image.
     """
     items.sort(key=_order)
     expected = {item.expects_s if isinstance(item, ScenarioItem) else None for item in items}
     if len(expected) == 1 and None not in expected:
-        items[:] = [one for pair in zip(items, reversed(items), strict=True) for one in pair][: len(items)]
+        third = -(-len(items) // 3)
+        turns = zip_longest(items[:third], items[third : 2 * third], items[2 * third :])
+        items[:] = [item for turn in turns for item in turn if item is not None]
 
 
 def _order(item: pytest.Item) -> tuple[float, float]:

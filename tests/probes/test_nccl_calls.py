@@ -54,6 +54,10 @@ def test_a_ring_that_has_turned_is_compared_where_all_still_have_the_calls():
     assert differing(rings) is not None and differing(rings).seq == 7
 
 
+def test_where_ranks_also_send_and_receive_numbers_do_not_tell_which_calls_belong_together():
+    assert found([{"call": "ncclSend", "kind": "p2p", "count": 8}, SUM, ROOT], [SUM, ROOT]) is None
+
+
 def test_of_several_communicators_the_earliest_difference_counts():
     other = {**SUM, "count": 1}
     data = {rank: frame([SUM, call], comm="d" * 16, begun_ns=500) for rank, call in enumerate([SUM, other])}

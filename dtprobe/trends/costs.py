@@ -3,10 +3,10 @@
 A recorder also says itself how much of a core it used and for how long it stopped ranks, which scatters by percents of that only: one that takes
 a hundredth of a core more is found the next night.
 
-What the pairs of runs show (tests/trends/test_costs.py; 75 series with 12 nights before, drawn from the deviations of real runs, 200 histories each): 5 % more
-is found in the first night, by the third, by the seventh in 7, 49 and 85 % of histories where nights scatter by 17 % (interquartile range over
-1.35; the machine of the real runs, now quiet and now loaded), in 56 %, all and all where by 9 %, in all where by 4 %; 10 % more in 53, 100 and
-100 % of the noisiest.
+What the pairs of runs show (tests/trends/test_costs.py; 36 series with 6 nights before, which is what 12 nights leave when each measures half of the
+scenarios, drawn from the deviations of real runs, 200 histories each): 5 % more is found in the first, by the third, by the seventh night of a series in 2, 9 and 20 %
+of histories where nights scatter by 17 % (interquartile range over 1.35; the machine of the real runs, now quiet and now loaded), in 16, 53 and
+83 % where by 9 %, in 78 %, all and all where by 4 %; 10 % more in 15, 52 and 82 % of the noisiest, 20 % more in 68 %, all and all.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ from dtprobe.clock import Clock
 from dtprobe.confine import Confinement
 from dtprobe.errors import UsageError
 from dtprobe.inject import Firing, Injection, Site, firing_json
+from dtprobe.inject.inrank import HOOK
 from dtprobe.inject.spec import Fault
 from dtprobe.launch import Job, JobSpec, Launcher, RankExit, Spread
 from dtprobe.probes import Recorded, Recorder, Where
 from dtprobe.readers.hosts import Hosts
 from dtprobe.scenario import Arm, Probe, Scenario
 
-HOOK = Path(__file__).resolve().parent / "hook"
 JOINED = ("PYTHONPATH", "LD_PRELOAD", "DTPROBE_HOOKS")
 """Variables that are lists of paths: what several parties bring is joined."""
 

@@ -211,3 +211,10 @@ def test_the_interpreter_lock_held_is_the_cause_though_the_rank_seems_asleep():
     answer = judged({0: [*done(3), waiting(4)], 1: done(3)}, {0: BLOCKED, 1: asleep}, gil={1: "thread 7 has held the GIL"})
     assert isinstance(answer, Hang) and answer.kind is Kind.GIL and answer.suspects == (1,)
     assert answer.ranks[1].startswith("thread 7 has held the GIL, last called all_reduce seq 3")
+
+
+def test_one_that_waits_where_the_others_have_gone_on_is_said_to_be_alone_in_it():
+    calls = {0: [*done(3), waiting(4, "broadcast")], 1: [*done(3), call("broadcast", 4)]}
+    answer = judged(calls, {0: BLOCKED, 1: BLOCKED})
+    assert isinstance(answer, Hang) and answer.kind is Kind.SYMMETRIC and answer.suspects is None
+    assert answer.because == "rank 0 is in it and nothing moves, rank 1 has left it"

@@ -98,3 +98,27 @@ def test_a_resumed_night_measures_what_it_would_have(tmp_path: Path) -> None:
     first, second = (plugin.Plan.of(tmp_path / "plan.json") for _ in range(2))
     assert first is not None and second is not None
     assert [first.measures_cost(f"s{n}") for n in range(99)] == [second.measures_cost(f"s{n}") for n in range(99)]
+
+
+def test_only_where_its_cost_is_measured_a_scenario_is_also_run_without_recorders(tmp_path: Path) -> None:
+    nights = [f"202611{day:02}T220000Z-1" for day in range(1, 31)]
+    for measures in (True, False):
+        night = next(one for one in nights if plugin.Plan(belongs={"night": one}).measures_cost("quick:plain") is measures)
+        out, plan = tmp_path / str(measures), tmp_path / f"{measures}.json"
+        plan.write_text(json.dumps({"steps": {"quick:plain": [0]}, "belongs": {"night": night}}))
+        argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(CONTENT)]
+        argv += [
+            "-p",
+            "dtprobe",
+            "--scenarios",
+            "--scenario-plan",
+            str(plan),
+            "--scenario-out",
+            str(out),
+            "--scenario-repeats",
+            "1",
+        ]
+        argv += [str(CONTENT / "scenarios" / "quick" / "scenario.py")]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+        assert list(out.glob("quick.plain/*/control/0")), done.stdout + done.stderr
+        assert bool(list(out.glob("quick.plain/*/bare/0"))) is measures

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dtprobe.armrun import HOOK, Workload
+from dtprobe import armrun
+from dtprobe.armrun import ArmPlan, Workload
+from dtprobe.clock import SystemClock
+from dtprobe.confine import Confinement
+from dtprobe.inject.inrank import HOOK
+from dtprobe.launch.local import Local
 from dtprobe.scenario import Arm, Scenario
 
 SCENARIO = Scenario(
@@ -76,3 +81,23 @@ def test_a_job_of_somebody_s_own_is_run_as_it_is():
 
 def test_the_plug_in_is_where_it_is_named():
     assert all((HOOK / "plugins" / name).is_file() for name in Workload.of(SCENARIO, SCENARIO.control).hooks)
+
+
+@pytest.mark.parametrize("probed", [True, False])
+def test_a_scenario_s_ranks_have_it_with_recorders_and_without(tmp_path, probed):
+    (tmp_path / "torch.py").write_text("import gc; print('within', gc.isenabled())")
+    work = Workload((sys.executable, "-c", "import torch"), tmp_path, 60.0, 2, hooks=("quick_import.py",))
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+    with Confinement.open(f"test-quick-{os.getpid()}-{probed}", environ=environ) as box:
+        record = armrun.execute(
+            box,
+            ArmPlan("control", work, 0, traced=False, probed=probed),
+            folder=tmp_path / "arm",
+            probes=(),
+            launcher=Local(),
+            seed=0,
+            environ=environ,
+            clock=SystemClock(),
+        )
+    assert [one.exit_code for one in record.exits] == [0, 0]
+    assert [(tmp_path / f"arm/rank{rank}/stdout.log").read_text() for rank in (0, 1)] == ["within False\n"] * 2
